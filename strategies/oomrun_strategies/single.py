@@ -1,0 +1,19 @@
+"""One worker on one device: the script as it is, with no TensorFlow strategy."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+
+__all__ = ["SingleStrategy"]
+
+
+class SingleStrategy:
+    """Trains on one GPU, or on the CPU."""
+
+    name = "single"
+    max_devices = 1
+
+    def scope(self) -> AbstractContextManager[None]:
+        """What the script runs inside of: nothing, here."""
+        return contextlib.nullcontext()
