@@ -1,0 +1,113 @@
+"""How the keys of a job file go together.
+
+Each check looks only at values that are good by themselves, so that one slip is
+reported once.
+"""
+
+import re
+
+from oomrun.core.reading import Reading
+from oomrun.core.spec import Bytes, Gpus, Share
+from oomrun.core.units import format_bytes
+
+_placeholder = re.compile(r"\{([^{}]*)\}|[{}]")
+
+
+def check(reading: Reading) -> None:
+    """Report what cannot be together."""
+    _program(reading)
+    _batch(reading)
+    _limit_twice(reading)
+    _mode(reading)
+    _limit_count(reading)
+    _headroom(reading)
+    _checkpoint_dir(reading)
+
+
+def on_cpu(reading: Reading) -> bool:
+    """Whether the devices are the CPU for certain."""
+    return reading.values.get("devices") == "cpu" or "devices.cpu" in reading.places
+
+
+def limit_path(reading: Reading) -> str:
+    """Where the memory limit is given: ``devices.memory`` means the same."""
+    return "devices.memory" if "devices.memory" in reading.places else "memory.limit"
+
+
+def _program(reading: Reading) -> None:
+    given = [key for key in ("script", "module", "command") if key in reading.places]
+    if not given and "" in reading.places:
+        wrong = "expected one of the keys script, module and command"
+        reading.report("", wrong, "such as script: train.py")
+    for other in given[1:]:
+        wrong = f"{given[0]} and {other} exclude each other"
+        problem = reading.keys[other].problem(other, wrong, "keep one of them")
+        reading.problems.append(problem)
+    if given == ["command"] and "args" in reading.keys:
+        wrong = "args and command exclude each other"
+        hint = "put the arguments into command"
+        reading.problems.append(reading.keys["args"].problem("args", wrong, hint))
+
+
+def _batch(reading: Reading) -> None:
+    micro = reading.values.get("batch.micro")
+    whole = reading.values.get("batch.global")
+    if isinstance(micro, int) and isinstance(whole, int) and micro > whole:
+        wrong = f"expected at most batch.global ({whole}), got {micro}"
+        reading.report("batch.micro", wrong)
+
+
+def _limit_twice(reading: Reading) -> None:
+    if "devices.memory" in reading.places and "memory.limit" in reading.places:
+        wrong = "memory.limit and devices.memory are the same limit"
+        reading.report("memory.limit", wrong, "keep one of them")
+
+
+def _mode(reading: Reading) -> None:
+    mode = reading.values.get("memory.mode")
+    limited = isinstance(reading.values.get(limit_path(reading)), Bytes | Share | tuple)
+    if mode == "growth" and limited and not on_cpu(reading):
+        wrong = "growth and a limit exclude each other in TensorFlow"
+        hint = "write mode: limit, or leave one of them out"
+        reading.report("memory.mode", wrong, hint)
+    if mode == "preallocate" and on_cpu(reading):
+        wrong = "a CPU device cannot preallocate its memory"
+        reading.report("memory.mode", wrong, "leave it out")
+
+
+def _limit_count(reading: Reading) -> None:
+    path = limit_path(reading)
+    limits = reading.values.get(path)
+    count = _device_count(reading)
+    if isinstance(limits, tuple) and count is not None and len(limits) != count:
+        wrong = f"expected one limit for each device ({count}), got {len(limits)}"
+        reading.report(path, wrong)
+
+
+def _device_count(reading: Reading) -> int | None:
+    """How many devices there will be, if the job file alone says so."""
+    devices = reading.values.get("devices")
+    count = reading.values.get("devices.cpu")
+    if isinstance(count, int):
+        return count
+    if isinstance(devices, Gpus | tuple):
+        return len(devices) if isinstance(devices, tuple) else None
+    return 1 if devices == "cpu" else None
+
+
+def _headroom(reading: Reading) -> None:
+    headroom = reading.values.get("memory.headroom")
+    given = reading.values.get(limit_path(reading))
+    limits = given if isinstance(given, tuple) else (given,)
+    sizes = [limit.count for limit in limits if isinstance(limit, Bytes)]
+    if isinstance(headroom, Bytes) and sizes and headroom.count >= min(sizes):
+        wrong = f"expected less than the limit ({format_bytes(min(sizes))})"
+        reading.report("memory.headroom", wrong, "nothing would be left to plan with")
+
+
+def _checkpoint_dir(reading: Reading) -> None:
+    folder = reading.values.get("checkpoint.dir")
+    for match in _placeholder.finditer(folder if isinstance(folder, str) else ""):
+        if match.group(1) != "name":
+            wrong = f"expected {{name}} as the only placeholder, got {match.group()}"
+            reading.report("checkpoint.dir", wrong)

@@ -1,0 +1,131 @@
+"""The keys of a job file, as one table.
+
+Whatever is said about a key anywhere (what it accepts, its default, the JSON Schema,
+``docs/job-file.md``) is said here once. Features that this version refuses are here
+too, since they are type-checked all the same; ``later`` says which those are.
+"""
+
+from oomrun.core import values
+from oomrun.core.fields_devices import BATCH, DEVICES, MEMORY
+from oomrun.core.fields_run import CHECKPOINT, KUBERNETES, METRICS, RECOVERY
+from oomrun.core.kinds import Field, ListOf, MapOf, Section, choice
+
+_PROGRAM = (
+    Field(
+        key="script",
+        kind=values.PATH,
+        about=(
+            "The Python script to run, relative to the folder of the job file. It is "
+            "run as `python SCRIPT ARGS` would run it, unchanged. A job has exactly "
+            "one of `script`, `module` and `command`."
+        ),
+        examples=("train.py",),
+    ),
+    Field(
+        key="module",
+        kind=values.MODULE,
+        about="The Python module to run, as `python -m MODULE ARGS` would.",
+        examples=("package.train",),
+    ),
+    Field(
+        key="command",
+        kind=ListOf(
+            words="a list of words such as [python, train.py]",
+            item=values.WORD,
+            shortest=1,
+        ),
+        about=(
+            "Any other program, as its words. `{micro_batch}` in them becomes the "
+            "micro-batch size."
+        ),
+        examples=(["python", "x.py", "--batch", "{micro_batch}"],),
+    ),
+    Field(
+        key="args",
+        kind=ListOf(words="a list of text and numbers", item=values.WORD),
+        about=(
+            "The arguments of the script or module, each passed on as it is written. "
+            "Variables are expanded."
+        ),
+        default=[],
+        examples=(["--epochs", 5], ["--data", "${DATA_DIR:-/data}"]),
+    ),
+    Field(
+        key="env",
+        kind=MapOf(
+            words="a mapping of environment variables",
+            key=values.VARIABLE,
+            value=values.WORD,
+        ),
+        about=(
+            "Environment variables to add to the script's own, each passed on as it "
+            "is written. Variables are expanded, from the environment that oomrun "
+            "was called in."
+        ),
+        default={},
+        examples=({"DATA_DIR": "/data/digits"},),
+    ),
+)
+
+JOB = Section(
+    "a mapping of keys such as name and script",
+    (
+        Field(
+            key="name",
+            kind=values.NAME,
+            about=(
+                "The name of the job and of its run directory. It becomes a folder "
+                "and a Kubernetes label."
+            ),
+            examples=("digits-cnn",),
+            required=True,
+        ),
+        *_PROGRAM,
+        Field(
+            key="strategy",
+            kind=choice(
+                "auto", "single", "mirrored", "horovod", "multi_worker_mirrored"
+            ),
+            about="How the work is spread over devices. `auto` chooses.",
+            default="auto",
+            examples=("single",),
+        ),
+        Field(
+            key="devices",
+            kind=DEVICES,
+            about=(
+                "What to train on. `auto` takes a GPU if there is one and the CPU "
+                "otherwise; a list names GPUs by index (in PCI order) or UUID; a "
+                "mapping with `cpu` gives the CPU device a memory limit."
+            ),
+            default="auto",
+            examples=("cpu", [0], ["GPU-8f6d9a3c"], {"cpu": 1, "memory": "600MiB"}),
+        ),
+        Field(
+            key="batch",
+            kind=BATCH,
+            about="How one optimizer step is cut up.",
+        ),
+        Field(
+            key="memory",
+            kind=MEMORY,
+            about="How much memory a device may use.",
+        ),
+        Field(
+            key="recovery",
+            kind=RECOVERY,
+            about="What to do when memory runs out or a process dies.",
+        ),
+        Field(
+            key="checkpoint",
+            kind=CHECKPOINT,
+            about="Where the training can go on from.",
+        ),
+        Field(key="metrics", kind=METRICS, about="Where to tell how it goes."),
+        Field(
+            key="kubernetes",
+            kind=KUBERNETES,
+            about="How to run on a cluster.",
+        ),
+    ),
+)

@@ -1,0 +1,163 @@
+"""The part of the table of keys that says what to train on, in how much memory."""
+
+from oomrun.core import values
+from oomrun.core.kinds import Choice, Field, ListOf, OneOf, Section, Whole, choice
+from oomrun.core.spec import AUTO, AtMost, Gpus
+
+_MOST_SAMPLES = 2**31 - 1
+_SAMPLES = Whole(words="a number of samples", low=1, high=_MOST_SAMPLES)
+_AUTO = Choice({"auto": AUTO})
+_LIMIT = OneOf((values.LIMIT, values.SHARE_TO_USE))
+
+DEVICES = OneOf(
+    (
+        Choice({"auto": AUTO, "gpu": Gpus(), "cpu": "cpu"}),
+        ListOf(
+            words="a list of GPUs such as [0]",
+            item=OneOf(
+                (Whole(words="an index such as 0", low=0, high=1023), values.UUID)
+            ),
+            shortest=1,
+            unique=True,
+        ),
+        Section(
+            "a mapping such as {cpu: 1, memory: 600MiB}",
+            (
+                Field(
+                    key="cpu",
+                    kind=Whole(words="a number of CPU devices", low=1, high=64),
+                    about="How many devices the CPU is to be.",
+                    examples=(1,),
+                    required=True,
+                ),
+                Field(
+                    key="memory",
+                    kind=OneOf(
+                        (
+                            _AUTO,
+                            values.LIMIT,
+                            values.SHARE_TO_USE,
+                            ListOf(
+                                words="a list with one for each device",
+                                item=_LIMIT,
+                                shortest=1,
+                            ),
+                        )
+                    ),
+                    about=(
+                        "The hard memory limit of the CPU device; the same as "
+                        "`memory.limit`."
+                    ),
+                    default="auto",
+                    examples=("600MiB", ["600MiB"]),
+                ),
+            ),
+        ),
+    )
+)
+
+BATCH = Section(
+    "a mapping such as {micro: auto}",
+    (
+        Field(
+            key="global",
+            kind=OneOf((Choice({"auto": None}), _SAMPLES)),
+            about=(
+                "The samples in one optimizer step over all devices. oomrun never "
+                "changes it. `auto` is the batch size that the script gives to `fit` "
+                "or to its dataset."
+            ),
+            default="auto",
+            examples=(256,),
+        ),
+        Field(
+            key="micro",
+            kind=OneOf(
+                (
+                    _AUTO,
+                    _SAMPLES,
+                    Section(
+                        "a mapping such as {max: 64}",
+                        (
+                            Field(
+                                key="max",
+                                kind=Whole(
+                                    words="a number of samples",
+                                    low=1,
+                                    high=_MOST_SAMPLES,
+                                    make=AtMost,
+                                ),
+                                about="The largest micro-batch that may be chosen.",
+                                examples=(64,),
+                                required=True,
+                            ),
+                        ),
+                    ),
+                )
+            ),
+            about=(
+                "The samples in one forward and backward pass on one device, which is "
+                "what memory depends on. `auto` chooses the largest that fits; a "
+                "number fixes where to start; `{max: 64}` chooses up to 64."
+            ),
+            default="auto",
+            examples=(32, {"max": 64}),
+        ),
+    ),
+)
+
+MEMORY = Section(
+    "a mapping such as {limit: 20GiB}",
+    (
+        Field(
+            key="mode",
+            kind=choice("growth", "limit", "preallocate"),
+            about=(
+                "How TensorFlow takes GPU memory. `growth`: as it needs it; `limit`: "
+                "up to a hard limit; `preallocate`: all at the start. TensorFlow "
+                "allows growth or a limit, not both, so a limit that is given makes "
+                "the mode `limit`."
+            ),
+            default="growth",
+            examples=("limit",),
+        ),
+        Field(
+            key="limit",
+            kind=OneOf(
+                (
+                    _AUTO,
+                    values.LIMIT,
+                    values.SHARE_TO_USE,
+                    ListOf(
+                        words="a list with one for each device",
+                        item=_LIMIT,
+                        shortest=1,
+                    ),
+                )
+            ),
+            about=(
+                "The memory that each device may use. `auto` is what is free at the "
+                "start, less the reserve. On a CPU device it is a hard limit too."
+            ),
+            default="auto",
+            examples=("20GiB", "90%", ["20GiB"]),
+        ),
+        Field(
+            key="reserve",
+            kind=OneOf((_AUTO, values.SIZE)),
+            about=(
+                "The memory to leave outside TensorFlow's pool for the CUDA context, "
+                "cuDNN and NCCL."
+            ),
+            default="auto",
+            examples=("1GiB",),
+        ),
+        Field(
+            key="headroom",
+            kind=OneOf((values.SHARE_TO_LEAVE, values.SIZE)),
+            about="The part of the limit that no plan may count on.",
+            default="8%",
+            examples=("5%", "512MiB"),
+        ),
+    ),
+)

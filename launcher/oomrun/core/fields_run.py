@@ -1,0 +1,200 @@
+"""The part of the table of keys that says how a run is kept going and watched."""
+
+from oomrun.core import values
+from oomrun.core.kinds import Choice, Field, Flag, ListOf, OneOf, Section, Whole, choice
+
+_RESTARTS = OneOf(
+    (
+        Whole(words="a number of restarts", low=0, high=1_000_000),
+        Choice({"unlimited": None}),
+    )
+)
+
+
+def _restarts(key: str, default: int | str, about: str) -> Field:
+    return Field(
+        key=key,
+        kind=_RESTARTS,
+        about=about,
+        default=default,
+        examples=(5 if default != 5 else 6,),
+    )
+
+
+RECOVERY = Section(
+    "a mapping such as {in_process: never}",
+    (
+        Field(
+            key="in_process",
+            kind=choice("auto", "never"),
+            about=(
+                "Whether a step that ran out of memory may be tried again in the same "
+                "process with a smaller micro-batch, where that is safe. `never` "
+                "always restarts the process."
+            ),
+            default="auto",
+            examples=("never",),
+        ),
+        Field(
+            key="levers",
+            kind=ListOf(
+                words="a list such as [micro_batch]",
+                item=choice(
+                    "micro_batch",
+                    "allocator",
+                    "mixed_precision",
+                    "recompute",
+                    "fewer_devices",
+                ),
+                unique=True,
+            ),
+            about=(
+                "What may be changed to save memory, tried in this order. Only what is "
+                "listed is ever changed; with `[]` the first lack of memory ends the "
+                "job."
+            ),
+            default=["micro_batch"],
+            examples=([],),
+        ),
+        Field(
+            key="max_restarts",
+            kind=Section(
+                "a mapping such as {oom: 10, crash: 3}",
+                (
+                    _restarts("oom", 10, "Restarts after running out of memory."),
+                    _restarts("crash", 3, "Restarts after a crash of the script."),
+                    _restarts(
+                        "preemption", "unlimited", "Restarts after a preemption."
+                    ),
+                    _restarts("hang", 3, "Restarts after a step that did not end."),
+                ),
+            ),
+            about="How often the job may be restarted, for each cause by itself.",
+        ),
+        Field(
+            key="grow_back",
+            kind=Flag(),
+            about=(
+                "Whether to try a larger micro-batch again when memory has become free."
+            ),
+            default=False,
+            examples=(False,),
+        ),
+    ),
+)
+
+CHECKPOINT = Section(
+    "a mapping such as {every: 10min}",
+    (
+        Field(
+            key="dir",
+            kind=values.FOLDER,
+            about=(
+                "The folder for checkpoints, relative to the folder of the job file. "
+                "Without it they go into the run directory. Variables are expanded, "
+                "and `{name}` becomes the job's name."
+            ),
+            examples=("runs/{name}", "${SCRATCH:-/tmp}/{name}"),
+        ),
+        Field(
+            key="every",
+            kind=OneOf((values.STEPS, values.INTERVAL)),
+            about=(
+                "How often to write one, in optimizer steps or in time. What came "
+                "after the last one is lost when the machine dies."
+            ),
+            default="5min",
+            examples=("500 steps", "10min"),
+        ),
+        Field(
+            key="keep",
+            kind=Whole(words="a number of checkpoints", low=1, high=10_000),
+            about="How many to keep; older ones are deleted.",
+            default=3,
+            examples=(5,),
+        ),
+    ),
+)
+
+METRICS = Section(
+    'a mapping such as {listen: "127.0.0.1:9464"}',
+    (
+        Field(
+            key="listen",
+            kind=OneOf((Choice({"none": None}), values.LISTEN)),
+            about=(
+                "The address where Prometheus can scrape the metrics. Port 0 takes "
+                "any free port; `none` opens none."
+            ),
+            default="127.0.0.1:9464",
+            examples=("0.0.0.0:9464", "none"),
+        ),
+        Field(
+            key="textfile",
+            kind=values.PATH,
+            about="A file for node_exporter's textfile collector.",
+            examples=("/var/lib/node_exporter/oomrun.prom",),
+        ),
+        Field(
+            key="pushgateway",
+            kind=values.URL,
+            about="A Prometheus Pushgateway.",
+            examples=("http://gateway:9091",),
+        ),
+    ),
+)
+
+KUBERNETES = Section(
+    "a mapping such as {image: registry/train:1, gpus: 1}",
+    (
+        Field(
+            key="image",
+            kind=values.IMAGE,
+            about="The container image.",
+            examples=("registry/team/train:1",),
+            required=True,
+        ),
+        Field(
+            key="namespace",
+            kind=values.LABEL,
+            about="The namespace.",
+            examples=("team-a",),
+        ),
+        Field(
+            key="gpus",
+            kind=Whole(words="a number of GPUs", low=0, high=1024),
+            about="GPUs for each pod.",
+            examples=(4,),
+        ),
+        Field(
+            key="workers",
+            kind=Whole(words="a number of pods", low=1, high=10_000),
+            about="How many pods.",
+            examples=(1,),
+        ),
+        Field(
+            key="cpu",
+            kind=values.QUANTITY,
+            about="CPU cores for each pod.",
+            examples=(8,),
+        ),
+        Field(
+            key="memory",
+            kind=values.QUANTITY,
+            about="Host memory for each pod.",
+            examples=("32Gi",),
+        ),
+        Field(
+            key="queue",
+            kind=values.LABEL,
+            about="The Kueue queue to wait in.",
+            examples=("training",),
+        ),
+        Field(
+            key="service_account",
+            kind=values.LABEL,
+            about="The service account of the pods.",
+            examples=("trainer",),
+        ),
+    ),
+)

@@ -1,0 +1,201 @@
+"""A job file's text -> ``JobSpec``, or every problem in it at once.
+
+Covers: putting the parts together (``document`` reads YAML, ``overrides`` puts
+``--set`` over it, ``reading`` checks each key, ``checks`` checks them together,
+``later`` refuses what this version cannot do) and making the spec.
+Does not cover: files. Whether the script is there is for the shell to see.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oomrun.core import checks, document, later, overrides, reading
+from oomrun.core.document import decode
+from oomrun.core.errors import Problem, SpecError
+from oomrun.core.fields import JOB
+from oomrun.core.nodes import Broken, Place, Scalar, Table, join
+from oomrun.core.reading import Reading
+from oomrun.core.spec import (
+    AUTO,
+    BatchSpec,
+    CheckpointSpec,
+    Command,
+    Cpus,
+    Devices,
+    Gpus,
+    JobSpec,
+    MemorySpec,
+    MetricsSpec,
+    Module,
+    Program,
+    RecoverySpec,
+    RestartLimits,
+    Script,
+)
+
+__all__ = ["Examination", "decode", "examine", "load"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """What a job file says: a spec if there are no problems.
+
+    ``values`` and ``places`` are by path (``memory.limit``) and have what is good by
+    itself and what is there at all, so that more can be checked beside the problems.
+    """
+
+    spec: JobSpec | None
+    problems: tuple[Problem, ...]
+    values: Mapping[str, object]
+    places: Mapping[str, Place]
+
+
+def load(
+    text: str,
+    *,
+    filename: str,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str],
+) -> JobSpec:
+    """The spec that a job file describes.
+
+    Args:
+        text: The file's text; ``decode`` makes it from bytes.
+        filename: What problems call the file.
+        overrides: ``path=value`` each, as given to ``--set``.
+        environment: Where ``${VAR}`` is looked up.
+
+    Raises:
+        SpecError: Something is wrong, with all problems in the order of the file.
+    """
+    examined = examine(
+        text, filename=filename, overrides=overrides, environment=environment
+    )
+    if examined.spec is None:
+        raise SpecError(examined.problems)
+    return examined.spec
+
+
+def examine(
+    text: str,
+    *,
+    filename: str,
+    overrides: Sequence[str] = (),
+    environment: Mapping[str, str],
+) -> Examination:
+    """As ``load``, but what is wrong is part of the answer. Never raises."""
+    root, problems = _root(text, filename, overrides)
+    found = Reading(environment)
+    if root is not None:
+        found = reading.read(root, JOB, environment)
+        checks.check(found)
+        later.refuse(found)
+    problems = _in_order(problems + found.problems, filename)
+    return Examination(
+        spec=None if problems else _spec(found),
+        problems=tuple(problems),
+        values=found.values,
+        places=found.places,
+    )
+
+
+def _root(
+    text: str, filename: str, changes: Sequence[str]
+) -> tuple[Table | None, list[Problem]]:
+    root, problems = document.parse(text, file=filename)
+    if isinstance(root, Table):
+        root, more = overrides.apply(root, changes)
+        return root, problems + more
+    if problems and (root is None or isinstance(root, Broken)):
+        return None, problems
+    if root is None or (isinstance(root, Scalar) and not root.text):
+        got = "an empty file"
+    else:
+        got = "text" if isinstance(root, Scalar) else "a list"
+    place = Place(filename, 1, 1) if root is None else root.place
+    wrong = f"expected {JOB.words}, got {got}"
+    return None, [*problems, place.problem("", wrong, "oomrun init writes one")]
+
+
+def _in_order(problems: list[Problem], filename: str) -> list[Problem]:
+    """As the user reads: the file from top to bottom, then the command line."""
+    return sorted(problems, key=lambda p: (p.file != filename, p.line, p.column))
+
+
+def _spec(found: Reading) -> JobSpec:
+    given = found.values
+    name = str(given["name"])
+    return JobSpec(
+        name=name,
+        program=_program(given),
+        devices=_devices(given),
+        batch=_batch(given),
+        memory=_memory(found),
+        recovery=_recovery(given),
+        checkpoint=_checkpoint(given, name),
+        metrics=MetricsSpec(**_some(given, "metrics", listen="listen")),
+        **_some(given, "", env="env", strategy="strategy"),
+    )
+
+
+def _some(given: Mapping[str, object], section: str, **keys: str) -> dict[str, Any]:
+    """Keyword arguments for those keys that are given; the spec has the defaults."""
+    paths = {field: join(section, key) for field, key in keys.items()}
+    return {field: given[path] for field, path in paths.items() if path in given}
+
+
+def _program(given: Mapping[str, object]) -> Program:
+    if "command" in given:
+        return Command(argv=_words(given["command"]))
+    args = _words(given.get("args", ()))
+    if "module" in given:
+        return Module(name=str(given["module"]), args=args)
+    return Script(path=str(given["script"]), args=args)
+
+
+def _words(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, tuple) else ()
+
+
+def _devices(given: Mapping[str, object]) -> Devices:
+    value, count = given.get("devices", AUTO), given.get("devices.cpu")
+    if isinstance(count, int):
+        return Cpus(count=count)
+    if isinstance(value, tuple):
+        return Gpus(ids=value)
+    if isinstance(value, Gpus):
+        return value
+    return Cpus() if value == "cpu" else AUTO
+
+
+def _batch(given: Mapping[str, object]) -> BatchSpec:
+    values = _some(given, "batch", global_size="global", micro="micro")
+    values.update(_some(given, "batch", micro="micro.max"))
+    return BatchSpec(**values)
+
+
+def _memory(found: Reading) -> MemorySpec:
+    values = _some(found.values, "memory", mode="mode", reserve="reserve")
+    values.update(_some(found.values, "memory", headroom="headroom"))
+    limit = found.values.get(checks.limit_path(found), AUTO)
+    values["limit"] = limit
+    if limit != AUTO and values.get("mode") != "preallocate":
+        values["mode"] = "limit"
+    return MemorySpec(**values)
+
+
+def _recovery(given: Mapping[str, object]) -> RecoverySpec:
+    causes = {cause: cause for cause in ("oom", "crash", "preemption", "hang")}
+    limits = _some(given, "recovery.max_restarts", **causes)
+    keys = {key: key for key in ("in_process", "levers", "grow_back")}
+    return RecoverySpec(
+        max_restarts=RestartLimits(**limits), **_some(given, "recovery", **keys)
+    )
+
+
+def _checkpoint(given: Mapping[str, object], name: str) -> CheckpointSpec:
+    values = _some(given, "checkpoint", directory="dir", every="every", keep="keep")
+    if "directory" in values:
+        values["directory"] = values["directory"].replace("{name}", name)
+    return CheckpointSpec(**values)

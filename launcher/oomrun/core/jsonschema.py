@@ -1,0 +1,86 @@
+"""The job file as JSON Schema (draft 2020-12), for editors.
+
+Printed from the table of keys. It knows types, ranges, known keys, and what this
+version refuses; it does not know how keys go together, which ``validate`` does.
+"""
+
+from oomrun.core.fields import JOB
+from oomrun.core.kinds import (
+    Field,
+    Json,
+    Kind,
+    ListOf,
+    MapOf,
+    Missing,
+    OneOf,
+    Section,
+)
+from oomrun.core.later import LATER, VERSION
+from oomrun.core.nodes import join
+
+_LATER = {later.path: later for later in LATER}
+
+
+def schema() -> dict[str, Json]:
+    """The JSON Schema of a job file."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"oomrun {VERSION} job file",
+        **_kind(JOB, ""),
+        # Which of the two is a choice between keys, so no single key can say it.
+        "oneOf": [{"required": ["script"]}, {"required": ["module"]}],
+    }
+
+
+def _field(field: Field, path: str) -> dict[str, Json]:
+    result: dict[str, Json] = {"description": field.about.replace("`", "")}
+    result.update(_kind(field.kind, path))
+    if not isinstance(field.default, Missing):
+        result["default"] = field.default
+    if field.examples:
+        result["examples"] = list(field.examples)
+    later = _LATER.get(path)
+    if later is not None:
+        result["not"] = later.refused
+        about = later.about.replace("`", "")
+        result["description"] = (
+            f"{result['description']} Not in oomrun {VERSION} yet: {about}"
+        )
+    return result
+
+
+def _kind(kind: Kind, path: str) -> dict[str, Json]:
+    match kind:
+        case Section():
+            return _section(kind, path)
+        case MapOf():
+            return {
+                "type": "object",
+                "propertyNames": kind.key.schema(),
+                "additionalProperties": kind.value.schema(),
+            }
+        case ListOf():
+            return {
+                "type": "array",
+                "items": _kind(kind.item, ""),
+                "minItems": kind.shortest,
+                "uniqueItems": kind.unique,
+            }
+        case OneOf():
+            return {"anyOf": [_kind(option, path) for option in kind.options]}
+        case _:
+            return kind.schema()
+
+
+def _section(section: Section, path: str) -> dict[str, Json]:
+    result: dict[str, Json] = {
+        "type": "object",
+        "properties": {
+            field.key: _field(field, join(path, field.key)) for field in section.fields
+        },
+        "additionalProperties": False,
+    }
+    required: list[Json] = [field.key for field in section.fields if field.required]
+    if required:
+        result["required"] = required
+    return result

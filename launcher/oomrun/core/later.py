@@ -1,0 +1,143 @@
+"""What the job file can say but this version cannot do: refused by name, never ignored.
+
+One table, so that bringing a feature means deleting its line here.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from oomrun.core.kinds import Json
+from oomrun.core.reading import Reading
+
+VERSION = "0.1"  # core stands alone; a test compares it with oomrun.__version__
+
+_REMOTE = ("gs://", "s3://", "hdfs://")
+
+
+class Later(NamedTuple):
+    """A feature of a later version.
+
+    ``found`` takes the key's value and gives (path suffix, name) for each use;
+    without it, the key itself is the feature. ``refused`` is the same as JSON Schema.
+    """
+
+    path: str
+    about: str  # for the reference: what is not in this version
+    instead: str
+    refused: dict[str, Json]
+    found: Callable[[object], Iterator[tuple[str, str]]] | None = None
+
+
+def _other_strategy(value: object) -> Iterator[tuple[str, str]]:
+    if value not in ("auto", "single"):
+        yield "", f"the strategy {value}"
+
+
+def _several_gpus(value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, tuple) and len(value) > 1:
+        yield "", "training on more than one GPU"
+
+
+def _several_cpus(value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, int) and value > 1:
+        yield "", "more than one CPU device"
+
+
+def _other_levers(value: object) -> Iterator[tuple[str, str]]:
+    for index, lever in enumerate(value if isinstance(value, tuple) else ()):
+        if lever != "micro_batch":
+            yield f"[{index}]", f"the lever {lever}"
+
+
+def _growing(value: object) -> Iterator[tuple[str, str]]:
+    if value is True:
+        yield "", "growing back"
+
+
+def _remote(value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str) and value.lower().startswith(_REMOTE):
+        yield "", f"a checkpoint folder at {value.partition('://')[0].lower()}://"
+
+
+LATER = (
+    Later(
+        path="command",
+        about="The whole key.",
+        instead="use script or module for a Python program",
+        refused={},
+    ),
+    Later(
+        path="strategy",
+        about="`mirrored`, `horovod` and `multi_worker_mirrored`.",
+        instead="use single, or auto",
+        refused={"enum": ["mirrored", "horovod", "multi_worker_mirrored"]},
+        found=_other_strategy,
+    ),
+    Later(
+        path="devices",
+        about="A list of more than one GPU.",
+        instead="name one GPU, such as [0]",
+        refused={"type": "array", "minItems": 2},
+        found=_several_gpus,
+    ),
+    Later(
+        path="devices.cpu",
+        about="More than one CPU device.",
+        instead="use cpu: 1",
+        refused={"minimum": 2},
+        found=_several_cpus,
+    ),
+    Later(
+        path="recovery.levers",
+        about="Every lever but `micro_batch`.",
+        instead="use [micro_batch]",
+        refused={"contains": {"not": {"const": "micro_batch"}}, "type": "array"},
+        found=_other_levers,
+    ),
+    Later(
+        path="recovery.grow_back",
+        about="`true`.",
+        instead="use false; a new run starts with the largest micro-batch again",
+        refused={"const": True},
+        found=_growing,
+    ),
+    Later(
+        path="checkpoint.dir",
+        about="Remote folders (`gs://`, `s3://`, `hdfs://`).",
+        instead="use a local folder, or one that is mounted",
+        refused={"pattern": "^(?:[gG][sS]|[sS]3|[hH][dD][fF][sS])://"},
+        found=_remote,
+    ),
+    Later(
+        path="metrics.textfile",
+        about="The whole key.",
+        instead="use metrics.listen",
+        refused={},
+    ),
+    Later(
+        path="metrics.pushgateway",
+        about="The whole key.",
+        instead="use metrics.listen",
+        refused={},
+    ),
+    Later(
+        path="kubernetes",
+        about="The whole section.",
+        instead="call `oomrun job.yaml` in the container of your own manifest",
+        refused={},
+    ),
+)
+
+
+def refuse(reading: Reading) -> None:
+    """Report each use of a feature that this version does not have."""
+    for later in LATER:
+        if later.found is None:
+            key = reading.keys.get(later.path)
+            if key is not None:
+                message = f"{later.path} is not in oomrun {VERSION} yet"
+                reading.problems.append(key.problem(later.path, message, later.instead))
+        elif later.path in reading.values:
+            for suffix, name in later.found(reading.values[later.path]):
+                message = f"{name} is not in oomrun {VERSION} yet"
+                reading.report(later.path + suffix, message, later.instead)

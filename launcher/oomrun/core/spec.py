@@ -1,0 +1,210 @@
+"""What the user asked for, checked and typed. Never changed afterwards.
+
+Covers: the values of a job file after reading, with their defaults.
+Does not cover: reading the file (``jobfile``), what is really run (``plan``).
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """oomrun chooses."""
+
+
+AUTO = Auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """An amount of memory as a number of bytes."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """An amount of memory as a fraction of what the device has (0 to 1)."""
+
+    fraction: float
+
+
+Amount = Bytes | Share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """``python path args``; the path is relative to the job file's folder."""
+
+    path: str
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """``python -m name args``."""
+
+    name: str
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """Any program that takes its micro-batch from its arguments."""
+
+    argv: tuple[str, ...]
+
+
+Program = Script | Module | Command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """These GPUs, by index or by UUID; None means every GPU there is."""
+
+    ids: tuple[int | str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cpus:
+    """The CPU as a number of devices, each with its own memory limit."""
+
+    count: int = 1
+
+
+Devices = Auto | Gpus | Cpus
+StrategyName = Literal["auto", "single", "mirrored", "horovod", "multi_worker_mirrored"]
+MemoryMode = Literal["growth", "limit", "preallocate"]
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """oomrun chooses the micro-batch, up to this size."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSpec:
+    """The global batch size (None: what the script says) and the micro-batch."""
+
+    global_size: int | None = None
+    micro: Auto | int | AtMost = AUTO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySpec:
+    """How much memory each device may use.
+
+    ``limit`` is one amount for every device or a tuple with one per device. A limit
+    that was given makes ``mode`` "limit", unless it says "preallocate".
+    """
+
+    mode: MemoryMode = "growth"
+    limit: Auto | Amount | tuple[Amount, ...] = AUTO
+    reserve: Auto | Bytes = AUTO
+    headroom: Amount = Share(0.08)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartLimits:
+    """How many restarts each cause may have; None is no limit."""
+
+    oom: int | None = 10
+    crash: int | None = 3
+    preemption: int | None = None
+    hang: int | None = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverySpec:
+    """What may be done when memory runs out or a worker dies."""
+
+    in_process: Literal["auto", "never"] = "auto"
+    levers: tuple[str, ...] = ("micro_batch",)
+    max_restarts: RestartLimits = field(default_factory=RestartLimits)
+    grow_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EverySteps:
+    """Again after this many optimizer steps."""
+
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class EverySeconds:
+    """Again after this much time."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSpec:
+    """Where checkpoints go (None: into the run directory), how often, how many stay.
+
+    ``directory`` is relative to the job file's folder; variables and ``{name}`` are
+    already filled in.
+    """
+
+    directory: str | None = None
+    every: EverySteps | EverySeconds = EverySeconds(300.0)
+    keep: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """An address to listen on; port 0 means any free one."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsSpec:
+    """Where Prometheus finds the metrics; no endpoint if ``listen`` is None."""
+
+    listen: Listen | None = Listen(host="127.0.0.1", port=9464)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """One training job as the user wrote it."""
+
+    name: str
+    program: Program
+    env: tuple[tuple[str, str], ...] = ()
+    strategy: StrategyName = "auto"
+    devices: Devices = AUTO
+    batch: BatchSpec = field(default_factory=BatchSpec)
+    memory: MemorySpec = field(default_factory=MemorySpec)
+    recovery: RecoverySpec = field(default_factory=RecoverySpec)
+    checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+    metrics: MetricsSpec = field(default_factory=MetricsSpec)
+    # Checked key by key and then refused in this version, so there is no type yet.
+    kubernetes: None = None
+
+
+def mathematics(spec: JobSpec) -> dict[str, object]:
+    """What decides the trained model, as JSON values.
+
+    An unfinished run whose job file now gives another answer here would go on as a
+    different training; everything else (memory, devices, recovery) may change.
+    """
+    return {
+        "program": _program(spec.program),
+        "env": dict(sorted(spec.env)),
+        "batch.global": spec.batch.global_size,
+    }
+
+
+def _program(program: Program) -> dict[str, object]:
+    match program:
+        case Script(path=path, args=args):
+            return {"script": path, "args": list(args)}
+        case Module(name=name, args=args):
+            return {"module": name, "args": list(args)}
+        case Command(argv=argv):
+            return {"command": list(argv)}
