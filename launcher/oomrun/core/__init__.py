@@ -1,1 +1,1 @@
-"""The pure core: decisions as functions over frozen values. No files, clock, environment or TensorFlow."""
+"""The pure core: decisions as functions over frozen values; no I/O, no clock."""

@@ -1,0 +1,188 @@
+"""``oomrun run JOB``: joins the supervisor, the view, the metrics and the signals.
+
+Covers: options, and what is said at the end. Does not cover: running anything itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from oomrun.cli.jobfile_commands import add_set_option, load_job_file
+from oomrun.core import events as ev
+from oomrun.core import units
+from oomrun.core.spec import JobSpec
+from oomrun.core.state import JobState
+
+__all__ = ["add_parser", "add_run_dir_option", "run", "run_dir_of"]
+
+_LAST_SCRAPE_S = 30.0
+_VIEWS = ("auto", "live", "plain")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds ``run`` to the command line."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "run",
+        help="train",
+        usage="oomrun [run] JOB [options]",
+        description="Train. An unfinished run of the job goes on where it was; a "
+        "finished one is left alone.",
+    )
+    parser.add_argument("job", metavar="JOB", help="the job file")
+    add_set_option(parser)
+    add_run_dir_option(parser)
+    parser.add_argument(
+        "--fresh", action="store_true", help="set an earlier run aside and start over"
+    )
+    parser.add_argument(
+        "--allow-changes",
+        action="store_true",
+        help="go on with a run although the script, its arguments, its environment or "
+        "the global batch changed: another model may come out",
+    )
+    parser.add_argument(
+        "--grace",
+        type=_duration,
+        default=30.0,
+        metavar="TIME",
+        help="how long a checkpoint may take when oomrun is stopped (default: 30s)",
+    )
+    parser.add_argument(
+        "--view", choices=_VIEWS, default="auto", help="default: live on a terminal"
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="json: one JSON object a line instead of a view",
+    )
+    parser.set_defaults(handler=run)
+
+
+def add_run_dir_option(parser: argparse.ArgumentParser) -> None:
+    """The option ``--run-dir`` of the commands that look at a job's run."""
+    parser.add_argument(
+        "--run-dir",
+        metavar="DIR",
+        type=Path,
+        help="where the run is kept (default: runs/NAME)",
+    )
+
+
+def run_dir_of(args: argparse.Namespace, spec: JobSpec) -> Path:
+    """The run directory that the command line or the job's name tells."""
+    named: Path | None = args.run_dir
+    return named if named is not None else Path("runs") / spec.name
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the job; returns the exit code."""
+    # Only here: `oomrun run --help` needs none of it.
+    from oomrun.attempts import Timing
+    from oomrun.cli.view import make_observer
+    from oomrun.launching import Job
+    from oomrun.processes import become_subreaper
+    from oomrun.rundir import RunDir
+    from oomrun.stops import Stops
+    from oomrun.supervisor import supervise
+
+    logging.basicConfig(format="oomrun: %(message)s", level=logging.WARNING)
+    spec = load_job_file(args.job, args.set)
+    job = Job(
+        spec=spec,
+        job_file=Path(args.job),
+        job_text=Path(args.job).read_bytes(),
+        run_dir=RunDir(run_dir_of(args, spec)),
+        cwd=Path.cwd(),
+        environment=os.environ,
+        fresh=args.fresh,
+        allow_changes=args.allow_changes,
+        timing=Timing(grace_s=args.grace),
+        owns_process=True,
+    )
+    become_subreaper()
+    latest = _Latest()
+    form = "json" if args.log_format == "json" else args.view
+    with contextlib.ExitStack() as stack:
+        stops = stack.enter_context(Stops().installed())
+        exporter = _exporter(spec, latest)
+        if exporter is not None:
+            stack.callback(exporter.close)
+        with make_observer(sys.stdout, force=form) as view:
+            outcome = supervise(job, stops=stops, observers=(latest, view))
+        if exporter is not None and not outcome.already:
+            _last_scrape(exporter, stops)
+    _say_end(outcome, job, sys.stderr)
+    return outcome.exit_code
+
+
+class _Latest:
+    """An observer that knows the state at any moment, for the metrics' threads."""
+
+    def __init__(self) -> None:
+        self.state = JobState()
+
+    def __call__(self, state: JobState, _event: ev.Event) -> None:
+        self.state = state
+
+
+def _exporter(spec: JobSpec, latest: _Latest) -> Any:
+    """The metrics endpoint, or None where it is not wanted or cannot be had."""
+    listen = spec.metrics.listen
+    if listen is None:
+        return None
+    from oomrun.metrics import exporter
+
+    try:
+        started = exporter.start(listen.host, listen.port, lambda: latest.state)
+    except exporter.ExporterError as error:
+        print(f"oomrun: {error}; the run goes on without", file=sys.stderr)
+        return None
+    if started.note:
+        print(f"oomrun: {started.note}", file=sys.stderr)
+    return started
+
+
+def _last_scrape(exporter: Any, stops: Any) -> None:
+    """Stays until the end of the run was scraped, unless we are in a hurry."""
+    waiting = threading.Thread(
+        target=exporter.linger, args=(_LAST_SCRAPE_S,), daemon=True
+    )
+    waiting.start()
+    while waiting.is_alive() and not stops.requested:
+        waiting.join(0.1)
+
+
+def _say_end(outcome: Any, job: Any, stream: Any) -> None:
+    """What the view has not said: how to go on, where to look."""
+    state = outcome.state
+    if outcome.already:
+        print(
+            f"oomrun: {job.run_dir.path}: {outcome.reason} (--fresh starts over)",
+            file=stream,
+        )
+    elif state.state == "preempted":
+        print(
+            f"oomrun: stopped at step {state.step}; the same command goes on",
+            file=stream,
+        )
+    elif outcome.exit_code != 0:
+        log = job.run_dir.attempt(state.attempt).log()
+        print(f"oomrun: {outcome.reason}; its output is in {log}", file=stream)
+
+
+def _duration(text: str) -> float:
+    try:
+        return units.parse_duration(text)
+    except ValueError as error:
+        hint = f": {error}" if str(error) else ""
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time such as 30s or 2min{hint}"
+        ) from None

@@ -1,0 +1,447 @@
+"""The events of a run: everything that happened, as frozen values.
+
+Covers: the event types, their JSON form with a version, reading them back.
+Does not cover: where they are kept (``oomrun.journal``) and what they add up to
+(``state.py``). An event of a type this version does not know is kept as ``Unknown``,
+so that a journal written by a newer oomrun can still be read.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+__all__ = [
+    "EVENT_VERSION",
+    "AttemptEnded",
+    "AttemptStarted",
+    "CheckpointFailed",
+    "CheckpointRejected",
+    "CheckpointSaved",
+    "DecisionMade",
+    "DeviceMemory",
+    "Event",
+    "FitEnded",
+    "FitStarted",
+    "MalformedEventError",
+    "MicroBatchChanged",
+    "Noted",
+    "OomOccurred",
+    "PhaseChanged",
+    "Progressed",
+    "Restored",
+    "RunEnded",
+    "RunResumed",
+    "RunStarted",
+    "ScriptEnded",
+    "Unknown",
+    "WorkerReady",
+    "from_json",
+    "to_json",
+]
+
+EVENT_VERSION = 1
+
+# Whatever is counted fits into 64 bits, as it must for other readers of the journal.
+_LARGEST_INT = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """Memory of one device, in bytes; None where it could not be read."""
+
+    device: str
+    in_use_bytes: int | None = None
+    peak_bytes: int | None = None
+    limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened. ``at`` is in seconds since the epoch."""
+
+    type: ClassVar[str] = ""
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted(Event):
+    """First event of a run, or of a new try after one that failed for good.
+
+    ``seed`` seeds whatever the script does not seed itself, so that a restart sees
+    the same random numbers. ``mathematics`` are the settings that decide which model
+    comes out; a run is resumed only where they are unchanged.
+    """
+
+    type: ClassVar[str] = "run_started"
+    run_id: str
+    name: str
+    version: str
+    seed: int
+    mathematics: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResumed(Event):
+    """A new supervisor took an unfinished run over."""
+
+    type: ClassVar[str] = "run_resumed"
+    pid: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStarted(Event):
+    """All workers of an attempt were started. ``plan`` is ``plan.to_json``'s value."""
+
+    type: ClassVar[str] = "attempt_started"
+    attempt: int
+    plan: Mapping[str, Any]
+    pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReady(Event):
+    """A worker has set its devices up and is about to run the script."""
+
+    type: ClassVar[str] = "worker_ready"
+    attempt: int
+    rank: int
+    pid: int
+    tensorflow: str
+    keras: str
+    start_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitStarted(Event):
+    """The script's ``fit``-th call of ``fit`` (from 1) began, or goes on."""
+
+    type: ClassVar[str] = "fit_started"
+    attempt: int
+    fit: int
+    epochs: int
+    initial_epoch: int
+    global_batch_size: int | None
+    micro_batch_size: int | None
+    steps_per_epoch: int | None
+    state_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed(Event):
+    """Where training is. ``step`` and ``samples`` count over the whole run.
+
+    ``epoch`` counts from 1, as Keras shows it. ``step_s`` is the mean duration of the
+    ``window_steps`` steps since the last such event. Peaks are of that window.
+    """
+
+    type: ClassVar[str] = "progressed"
+    attempt: int
+    fit: int
+    step: int
+    samples: int
+    epoch: int
+    step_in_epoch: int
+    loss: float | None
+    window_steps: int
+    step_s: float
+    global_batch_size: int
+    micro_batch_size: int
+    memory: tuple[DeviceMemory, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseChanged(Event):
+    """The worker turned to ``phase``, one of the states of a running job.
+
+    ``memory`` holds the peaks of the phase before.
+    """
+
+    type: ClassVar[str] = "phase_changed"
+    attempt: int
+    phase: str
+    memory: tuple[DeviceMemory, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OomOccurred(Event):
+    """Memory ran out.
+
+    ``kind`` is device or host; ``phase`` build, gradients, apply, evaluate, predict,
+    checkpoint or unknown; ``recovery`` what follows: in_process or restart.
+    """
+
+    type: ClassVar[str] = "oom_occurred"
+    attempt: int
+    rank: int
+    device: str
+    kind: str
+    phase: str
+    recovery: str
+    micro_batch_size: int | None
+    step: int
+    message: str
+    memory: tuple[DeviceMemory, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchChanged(Event):
+    """The micro-batch was changed without a restart."""
+
+    type: ClassVar[str] = "micro_batch_changed"
+    attempt: int
+    old: int
+    new: int
+    phase: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved(Event):
+    """A checkpoint is complete on disk; ``name`` is its folder."""
+
+    type: ClassVar[str] = "checkpoint_saved"
+    attempt: int
+    name: str
+    step: int
+    samples: int
+    epoch: int
+    size_bytes: int
+    duration_s: float
+    blocked_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed(Event):
+    """A checkpoint could not be written; training goes on with the last good one."""
+
+    type: ClassVar[str] = "checkpoint_failed"
+    attempt: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRejected(Event):
+    """A checkpoint on disk was torn or altered and is not used."""
+
+    type: ClassVar[str] = "checkpoint_rejected"
+    attempt: int
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored(Event):
+    """Training goes on from a checkpoint (or from the start: ``name`` is empty)."""
+
+    type: ClassVar[str] = "restored"
+    attempt: int
+    name: str
+    fit: int
+    step: int
+    samples: int
+    lost_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted(Event):
+    """Something a person should know once, such as a note on BatchNorm."""
+
+    type: ClassVar[str] = "noted"
+    attempt: int
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitEnded(Event):
+    """The ``fit``-th call of ``fit`` returned (``replayed``: from its record)."""
+
+    type: ClassVar[str] = "fit_ended"
+    attempt: int
+    fit: int
+    step: int
+    samples: int
+    epoch: int
+    replayed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptEnded(Event):
+    """The script ended, as its own worker reports it: this counts, not the last breath.
+
+    ``outcome`` is finished, raised, exited or stopped (at our own request).
+    """
+
+    type: ClassVar[str] = "script_ended"
+    attempt: int
+    rank: int
+    outcome: str
+    exit_code: int
+    exception: str = ""
+    message: str = ""
+    location: str = ""
+    oom: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnded(Event):
+    """All workers of an attempt are gone; ``cause`` is a ``diagnosis.Cause``."""
+
+    type: ClassVar[str] = "attempt_ended"
+    attempt: int
+    cause: str
+    summary: str
+    exit_code: int | None
+    signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionMade(Event):
+    """What follows an attempt: restart, finish, fail or stop, with its one reason."""
+
+    type: ClassVar[str] = "decision_made"
+    attempt: int
+    action: str
+    cause: str
+    reason: str
+    micro_batch_size: int | None = None
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded(Event):
+    """Last event of a run: ``state`` is completed, failed or preempted."""
+
+    type: ClassVar[str] = "run_ended"
+    state: str
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unknown(Event):
+    """An event of a newer version, kept as it was read."""
+
+    type: ClassVar[str] = "unknown"
+    original: Mapping[str, Any] = field(default_factory=dict)
+
+
+class MalformedEventError(ValueError):
+    """A JSON value is not an event."""
+
+
+_TYPES: dict[str, type[Event]] = {
+    cls.type: cls
+    for cls in (
+        RunStarted, RunResumed, AttemptStarted, WorkerReady, FitStarted, Progressed,
+        PhaseChanged, OomOccurred, MicroBatchChanged, CheckpointSaved,
+        CheckpointFailed, CheckpointRejected, Restored, Noted, FitEnded, ScriptEnded,
+        AttemptEnded, DecisionMade, RunEnded,
+    )
+}  # fmt: skip
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """The event as a JSON object: ``v``, ``type``, ``at``, then its own fields."""
+    if isinstance(event, Unknown):
+        return dict(event.original)
+    body = {f.name: _plain(getattr(event, f.name)) for f in fields(event)}
+    return {"v": EVENT_VERSION, "type": event.type, **body}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, DeviceMemory):
+        return {f.name: getattr(value, f.name) for f in fields(value)}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def from_json(value: object) -> Event:
+    """Reads an event back.
+
+    Fields this version does not know are dropped; missing ones take their defaults.
+
+    Raises:
+        MalformedEventError: no object, no ``at``, or a field of a wrong type.
+    """
+    if not isinstance(value, Mapping):
+        raise MalformedEventError(f"an event is a JSON object, got {value!r}")
+    at = value.get("at")
+    if not isinstance(at, int | float) or isinstance(at, bool) or (
+        abs(at) > _LARGEST_INT
+    ):  # fmt: skip
+        raise MalformedEventError(f"an event has a time 'at', got {at!r}")
+    cls = _TYPES.get(str(value.get("type")))
+    if cls is None:
+        return Unknown(at=float(at), original=dict(value))
+    arguments = {
+        name: _typed(value[name], hint, f"{cls.type}.{name}")
+        for name, hint in _hints(cls).items()
+        if name in value
+    }
+    try:
+        return cls(**arguments)
+    except TypeError as error:
+        raise MalformedEventError(f"{cls.type}: {error}") from None
+
+
+@functools.cache  # asked for with every event, and slow to find out
+def _hints(cls: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, by name."""
+    hints = typing.get_type_hints(cls)
+    return {item.name: hints[item.name] for item in fields(cls)}
+
+
+def _typed(value: Any, hint: Any, where: str) -> Any:
+    """``value`` as ``hint`` wants it; JSON has neither tuples nor exact floats."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in typing.get_args(hint):
+            return None
+        options = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+        return _typed(value, options[0], where)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise MalformedEventError(f"{where}: a list was expected, got {value!r}")
+        inner = typing.get_args(hint)[0]
+        return tuple(_typed(item, inner, where) for item in value)
+    if hint is DeviceMemory:
+        return _device_memory(value, where)
+    if isinstance(value, int) and abs(value) > _LARGEST_INT:
+        raise MalformedEventError(f"{where}: an integer of more than 64 bits")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if origin is not None:
+        hint = origin
+    if hint is Any:
+        return value
+    wrong_bool = isinstance(value, bool) and hint is not bool
+    if wrong_bool or not isinstance(value, hint):
+        raise MalformedEventError(
+            f"{where}: {hint.__name__} was expected, got {value!r}"
+        )
+    return value
+
+
+def _device_memory(value: Any, where: str) -> DeviceMemory:
+    if not isinstance(value, Mapping):
+        raise MalformedEventError(f"{where}: an object was expected, got {value!r}")
+    known = {
+        name: _typed(value[name], hint, f"{where}.{name}")
+        for name, hint in _hints(DeviceMemory).items()
+        if name in value
+    }
+    if "device" not in known:
+        raise MalformedEventError(f"{where}: 'device' is missing")
+    return DeviceMemory(**known)

@@ -1,0 +1,90 @@
+"""What the supervisor hands to a worker, and what the two say to each other.
+
+Covers: ``Launch`` (written to the attempt's ``launch.json`` before the worker starts),
+the names of the environment variables that carry it, and the messages from supervisor
+to worker. Worker to supervisor go events (``events.py``), one JSON object a line, over
+the same socket. Its closing means that the other side is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from oomrun.core import plan as plans
+
+__all__ = [
+    "CHANNEL_FD",
+    "LAUNCH_FILE",
+    "RUN_TOKEN",
+    "STOP",
+    "Launch",
+    "from_json",
+    "to_json",
+]
+
+#: Environment variable: path of the attempt's ``launch.json``.
+LAUNCH_FILE = "OOMRUN_LAUNCH_FILE"
+#: Environment variable: number of the inherited socket to the supervisor.
+CHANNEL_FD = "OOMRUN_CHANNEL_FD"
+#: Environment variable: the run's id, by which leftover processes are recognised.
+RUN_TOKEN = "OOMRUN_RUN_ID"
+
+#: Message to the worker: write a checkpoint at the next step's end, then exit.
+STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Everything a worker needs to know.
+
+    Attributes:
+        plan: the devices, their limits, the micro-batch.
+        program_kind: script or module.
+        program: the script's absolute path, or the module's dotted name.
+        args: the script's arguments.
+        seed: seeds what the script does not seed itself.
+        checkpoint_dir: absolute path.
+        checkpoint_every_steps, checkpoint_every_s: at most one is set.
+        keep: how many checkpoints are kept.
+        in_process: whether the worker may shrink the micro-batch by itself.
+        micro_batch_max: the user's own upper bound, None without one.
+        micro_batch_fixed: the user's own micro-batch, never changed.
+        last_step: the furthest step any attempt reached (for what was lost).
+        supervisor_pid: who must be our parent; None in a test without a supervisor.
+    """
+
+    attempt: int
+    rank: int
+    plan: plans.Plan
+    program_kind: str
+    program: str
+    args: tuple[str, ...]
+    seed: int
+    checkpoint_dir: str
+    checkpoint_every_steps: int | None
+    checkpoint_every_s: float | None
+    keep: int
+    in_process: bool
+    micro_batch_max: int | None
+    micro_batch_fixed: int | None
+    global_batch_size: int | None
+    last_step: int
+    supervisor_pid: int | None = None
+
+
+def to_json(launch: Launch) -> dict[str, Any]:
+    """The launch as a JSON object."""
+    return {**asdict(launch), "plan": plans.to_json(launch.plan)}
+
+
+def from_json(value: Mapping[str, Any]) -> Launch:
+    """Reads a launch back."""
+    return Launch(
+        **{
+            **value,
+            "plan": plans.from_json(value["plan"]),
+            "args": tuple(value["args"]),
+        }
+    )

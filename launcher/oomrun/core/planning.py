@@ -1,0 +1,309 @@
+"""From what is wanted, what there is and what is known to the plan of one attempt.
+
+Covers: ``make_plan``: device, limit, budget, micro-batch, predicted peak, each with its
+reason. Does not cover: what follows a failure (``policy.py``), or reading the machine.
+
+This version trains on one device (strategy ``single``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from oomrun.core import batch, memory, topology
+from oomrun.core.errors import InfeasiblePlanError
+from oomrun.core.plan import DevicePlan, Plan
+from oomrun.core.spec import AtMost, Auto, Bytes, Cpus, Gpus, JobSpec, Share
+from oomrun.core.state import JobState
+from oomrun.core.topology import Device, Inventory
+from oomrun.core.units import format_bytes
+
+__all__ = ["make_plan", "reserve_bytes"]
+
+_MIB = 1024 * 1024
+
+
+def make_plan(spec: JobSpec, inventory: Inventory, state: JobState) -> Plan:
+    """The plan of the next attempt.
+
+    What this run has measured so far decides the micro-batch. A size that ran out of
+    memory is not planned again, and no size whose predicted peak is above the budget,
+    unless it is one that did run or the last resort of one sample at a time.
+
+    Args:
+        spec: what the user wrote.
+        inventory: the machine now.
+        state: the run so far; a new ``JobState()`` where there is none.
+
+    Raises:
+        InfeasiblePlanError: no such device, or nothing fits on it.
+    """
+    device, index, count, reason = _choose(spec, inventory)
+    notes: list[str] = []
+    limit = _limit_bytes(spec, inventory, device, index, count, notes)
+    budget = None
+    if limit is not None:
+        kept = _amount(spec.memory.headroom)
+        budget = memory.budget_bytes(limit, kept)
+        _check_room(device, limit, budget, state)
+    share = spec.batch.global_size or state.global_batch_size
+    grew = memory.limit_grew(state.limit_when_failed_bytes, limit)
+    known = _Known(
+        share=share,
+        failed=None if grew else state.micro_batch_failed,
+        ceiling=None if grew else state.micro_batch_limit,
+        measured=state.measured,
+        state_bytes=state.state_bytes,
+        budget=budget,
+    )
+    micro = _micro_batch_size(spec, known, device, notes)
+    peak = known.predict(micro)
+    if share is None:
+        notes.append(
+            "global_batch_size, share and accumulation_steps are not known until the "
+            "script has called fit once"
+        )
+    if peak is None:
+        notes.append(
+            "no peak is predicted until a step of this run was measured"
+            + ("" if limit is not None else ", and none is without a memory limit")
+        )
+    planned = DevicePlan(
+        id=device.id,
+        kind=device.kind,
+        limit_bytes=limit,
+        budget_bytes=budget,
+        share=share,
+        micro_batch_size=micro,
+        predicted_peak_bytes=None if peak is None else peak.bytes,
+        predicted_peak_high_bytes=None if peak is None else peak.high_bytes,
+    )
+    return Plan(
+        strategy="single",
+        strategy_reason=reason,
+        global_batch_size=share,
+        memory_mode=spec.memory.mode,
+        devices=(planned,),
+        notes=tuple(notes),
+    )
+
+
+# --- the device ---------------------------------------------------------------------
+
+
+def _choose(spec: JobSpec, inventory: Inventory) -> tuple[Device, int, int, str]:
+    """The device, its index among those wanted, how many they are, and why this one."""
+    if spec.strategy not in ("auto", "single"):
+        raise InfeasiblePlanError(
+            f"strategy {spec.strategy} is not in this version", nearest="single"
+        )
+    try:
+        wanted = topology.select(inventory, _wanted(spec))
+    except topology.SelectionError as error:
+        raise InfeasiblePlanError(f"devices: {error}") from None
+    best = max(wanted, key=lambda device: device.free_bytes or 0)
+    if len(wanted) == 1:
+        asked = "the job file asks for it" if spec.strategy == "single" else "auto"
+        return best, 0, 1, f"{asked}: there is one device to train on, {best.id}"
+    reason = (
+        f"this version trains on one device; of the {len(wanted)} that the job may "
+        f"use, {best.id} has most memory free"
+    )
+    return best, wanted.index(best), len(wanted), reason
+
+
+def _wanted(spec: JobSpec) -> topology.Wanted:
+    match spec.devices:
+        case Auto():
+            return "auto"
+        case Gpus(ids=ids):
+            return "gpu" if ids is None else ids
+        case Cpus():
+            return "cpu"
+
+
+# --- its memory ---------------------------------------------------------------------
+
+
+def reserve_bytes(total_bytes: int | None) -> int:
+    """Bytes of a GPU that stay outside TensorFlow's pool.
+
+    The CUDA context, cuDNN and cuBLAS handles take a few hundred MiB whatever the
+    card, and their workspaces grow with it: half a GiB, or 4 % of a large card.
+    """
+    return max(512 * _MIB, int((total_bytes or 0) * 0.04))
+
+
+def _limit_bytes(
+    spec: JobSpec,
+    inventory: Inventory,
+    device: Device,
+    index: int,
+    count: int,
+    notes: list[str],
+) -> int | None:
+    asked = _asked_bytes(spec, inventory, device, index, count)
+    if device.kind == "cpu":
+        free = inventory.host.free_bytes
+        if asked is None:
+            notes.append(f"{device.id} has no memory limit, so it has no budget either")
+        elif asked > free:
+            notes.append(
+                f"the limit of {device.id} is {format_bytes(asked)}, but the host has "
+                f"only {format_bytes(free)} free"
+            )
+        return asked
+    if device.free_bytes is None:
+        if asked is None:
+            notes.append(f"the free memory of {device.id} cannot be read")
+        return asked
+    reserve = spec.memory.reserve
+    kept = (
+        reserve.count
+        if isinstance(reserve, Bytes)
+        else reserve_bytes(device.total_bytes)
+    )
+    available = device.free_bytes - kept
+    if available <= 0:
+        raise InfeasiblePlanError(
+            f"{device.id} has less memory free than the reserve for the CUDA context "
+            "and libraries: other processes hold the rest",
+            needed_bytes=kept,
+            available_bytes=device.free_bytes,
+        )
+    if asked is not None and asked > available:
+        notes.append(
+            f"the limit of {device.id} is {format_bytes(available)} instead of "
+            f"{format_bytes(asked)}: that is what is free less the reserve"
+        )
+    return available if asked is None else min(asked, available)
+
+
+def _asked_bytes(
+    spec: JobSpec, inventory: Inventory, device: Device, index: int, count: int
+) -> int | None:
+    """The limit that the job file sets for this device."""
+    limit = spec.memory.limit
+    if isinstance(limit, tuple):
+        wanted = spec.devices.count if isinstance(spec.devices, Cpus) else count
+        if len(limit) != wanted:
+            raise InfeasiblePlanError(
+                f"memory.limit has {len(limit)} entries, but the job may use "
+                f"{wanted} device{'s' if wanted > 1 else ''}: one for each is needed"
+            )
+        limit = limit[index]
+    match limit:
+        case Auto():
+            return None
+        case Bytes(count=size):
+            return size
+        case Share(fraction=fraction):
+            total = (
+                inventory.host.limit_bytes
+                if device.kind == "cpu"
+                else device.total_bytes
+            )
+            return None if total is None else int(total * fraction)
+
+
+def _amount(amount: Bytes | Share) -> int | float:
+    return amount.count if isinstance(amount, Bytes) else amount.fraction
+
+
+def _check_room(device: Device, limit: int, budget: int, state: JobState) -> None:
+    if budget <= 0:
+        raise InfeasiblePlanError(
+            f"memory.headroom leaves nothing of {device.id}'s limit",
+            available_bytes=limit,
+        )
+    if state.state_bytes is not None and state.state_bytes > limit:
+        raise InfeasiblePlanError(
+            f"the model's own state (weights, gradients, optimizer) is larger than the "
+            f"limit of {device.id}",
+            needed_bytes=state.state_bytes,
+            available_bytes=limit,
+        )
+
+
+# --- the micro-batch ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What is known about sizes: ``ceiling`` is what was decided after an OOM."""
+
+    share: int | None
+    failed: int | None
+    ceiling: int | None
+    measured: Mapping[int, int]
+    state_bytes: int | None
+    budget: int | None
+
+    def predict(self, micro: int | None) -> memory.Peak | None:
+        if micro is None:
+            return None
+        return memory.predict_peak(micro, self.measured, self.state_bytes)
+
+    def fits(self, micro: int) -> bool:
+        """Not known to be too large."""
+        if self.failed is not None and micro >= self.failed:
+            return False
+        peak = self.predict(micro)
+        ran = micro in self.measured
+        return ran or peak is None or self.budget is None or (
+            peak.high_bytes <= self.budget
+        )  # fmt: skip
+
+
+def _micro_batch_size(
+    spec: JobSpec, known: _Known, device: Device, notes: list[str]
+) -> int | None:
+    """Samples a pass, at most; None: the whole share, whatever it turns out to be."""
+    micro = spec.batch.micro
+    if isinstance(micro, int):
+        return micro if known.share is None else min(micro, known.share)
+    allowed = [known.share, micro.size if isinstance(micro, AtMost) else None]
+    learnt = [known.ceiling, known.failed]
+    most = min((size for size in allowed if size is not None), default=None)
+    wanted = min((n for n in (*allowed, *learnt) if n is not None), default=None)
+    if wanted is None:
+        return None
+    chosen = _largest_that_fits(wanted, known, device)
+    if most is None or chosen < most:
+        notes.append(_why_smaller(wanted, chosen, known, device))
+    return chosen
+
+
+def _largest_that_fits(wanted: int, known: _Known, device: Device) -> int:
+    """``wanted``, or the first smaller size worth trying.
+
+    Raises:
+        InfeasiblePlanError: not even one sample at a time ran.
+    """
+    size = wanted
+    if known.failed is not None and size >= known.failed:
+        ran = max((n for n in known.measured if n < known.failed), default=0)
+        size = batch.smaller_micro_batch(size, known.failed, ran)
+    while size > 1 and not known.fits(size):
+        ran = max((n for n in known.measured if n < size), default=0)
+        size = batch.smaller_micro_batch(size, size, ran)
+    if size < 1:
+        raise InfeasiblePlanError(
+            f"even one sample at a time does not fit on {device.id}",
+            available_bytes=known.budget,
+        )
+    return size
+
+
+def _why_smaller(wanted: int, chosen: int, known: _Known, device: Device) -> str:
+    peak = known.predict(wanted)
+    if chosen < wanted and peak is not None and wanted != known.failed:
+        return (
+            f"micro-batch {chosen} since {wanted} is predicted to need up to "
+            f"{format_bytes(peak.high_bytes)} of {device.id}, above the budget of "
+            f"{format_bytes(known.budget or 0)}"
+        )
+    if known.failed is not None:
+        return f"micro-batch {chosen} since {known.failed} ran out of memory"
+    return f"micro-batch {chosen} as decided after memory ran out"

@@ -1,0 +1,159 @@
+"""From cause to decision: what follows an attempt.
+
+Covers: ``decide``, a function of the cause, the job's state and the limits the user
+set. Counts come from the state, which comes from the journal, so that a supervisor
+that died and was started again decides the same. Does not cover: carrying it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from oomrun.core import batch
+from oomrun.core.diagnosis import Cause, Diagnosis
+from oomrun.core.state import JobState
+
+__all__ = ["Decision", "Fail", "Finish", "Limits", "Restart", "Stop", "decide"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the job file allows.
+
+    Attributes:
+        max_restarts: restarts per budget; None: unlimited.
+        levers: what may be changed when memory ran out.
+        micro_batch_fixed: the job file names the micro-batch, so it stays.
+    """
+
+    max_restarts: Mapping[str, int | None]
+    levers: tuple[str, ...] = ("micro_batch",)
+    micro_batch_fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """The script finished."""
+
+    reason: str = "the script finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """Start another attempt, with ``micro_batch_size`` samples a pass at most."""
+
+    reason: str
+    micro_batch_size: int | None = None
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fail:
+    """Give up. ``exit_code`` is 1, or 3 where nothing fits."""
+
+    reason: str
+    exit_code: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """End now, to be resumed later."""
+
+    reason: str
+
+
+Decision = Finish | Restart | Fail | Stop
+
+
+def decide(
+    diagnosis: Diagnosis, state: JobState, limits: Limits, *, stopping: bool = False
+) -> Decision:
+    """What follows an attempt that ended with ``diagnosis``.
+
+    Args:
+        diagnosis: why the attempt ended.
+        state: the run so far, that attempt's end included.
+        limits: what the job file allows.
+        stopping: we were asked to stop: nothing is started any more.
+    """
+    cause = diagnosis.cause
+    if cause is Cause.FINISHED:
+        return Finish()
+    if stopping:
+        return Stop(reason=diagnosis.summary)
+    if cause is Cause.MISCONFIGURATION:
+        return Fail(reason=diagnosis.summary, exit_code=4)
+    used = state.budget_used[cause.budget]
+    allowed = limits.max_restarts.get(cause.budget, 0)
+    if allowed is not None and used >= allowed:
+        setting = f"recovery.max_restarts.{cause.budget}: {allowed}"
+        return Fail(reason=f"{diagnosis.summary}; no restart is left ({setting})")
+    if cause is Cause.DEVICE_OOM:
+        return _after_device_oom(diagnosis, state, limits)
+    if cause is Cause.HOST_OOM:
+        return Fail(
+            reason=f"{diagnosis.summary}. A smaller micro-batch does not shrink what "
+            "the script itself keeps in host memory: give the machine or the cgroup "
+            "more memory, or load less data at once"
+        )
+    if cause is Cause.CRASH:
+        return _after_crash(diagnosis, state, used)
+    return Restart(reason=diagnosis.summary, delay_s=_back_off_s(used))
+
+
+def _after_device_oom(
+    diagnosis: Diagnosis, state: JobState, limits: Limits
+) -> Decision:
+    failed = state.micro_batch_failed or state.micro_batch_size
+    if "micro_batch" not in limits.levers:
+        return Fail(
+            reason=f"{diagnosis.summary}, and recovery.levers allows no change",
+            exit_code=3,
+        )
+    if limits.micro_batch_fixed:
+        return Fail(
+            reason=f"{diagnosis.summary}, and batch.micro is a fixed number: "
+            "{max: …} or auto would let it shrink",
+            exit_code=3,
+        )
+    if failed is None:
+        return Fail(
+            reason=f"{diagnosis.summary}, before any batch was trained: the model "
+            "itself, or what the script puts on the device, is larger than the limit",
+            exit_code=3,
+        )
+    share = state.global_batch_size or failed
+    smaller = batch.smaller_micro_batch(share, failed, _known_to_run(state, failed))
+    if smaller == 0:
+        return Fail(
+            reason=f"{diagnosis.summary}: even one sample at a time does not fit",
+            exit_code=3,
+        )
+    steps = batch.accumulation_steps(share, smaller)
+    return Restart(
+        reason=f"{diagnosis.summary}: micro-batch {failed} -> {smaller} "
+        f"x {steps} (global {share})",
+        micro_batch_size=smaller,
+    )
+
+
+def _known_to_run(state: JobState, failed: int) -> int:
+    return max((size for size in state.measured if size < failed), default=0)
+
+
+def _after_crash(diagnosis: Diagnosis, state: JobState, used: int) -> Decision:
+    script = state.script
+    moved = state.step > state.step_at_attempt_start
+    if script is not None and not moved:
+        # The same input, the same code, no step in between: it would fail again.
+        return Fail(
+            reason=f"{diagnosis.summary}. No step was trained in this attempt, so "
+            "the same would happen again"
+        )
+    return Restart(reason=diagnosis.summary, delay_s=_back_off_s(used))
+
+
+def _back_off_s(used: int) -> float:
+    """0, then 1, 2, 4 … seconds, a minute at most."""
+    return 0.0 if used == 0 else min(60.0, 2.0 ** min(used - 1, 6))

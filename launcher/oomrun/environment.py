@@ -1,0 +1,129 @@
+"""A worker's environment, from ours, the job's ``env`` and the plan.
+
+Covers: device visibility and memory limits that TensorFlow reads when it starts, and
+what makes restarts repeatable. Does not cover: settings made in the worker (growth).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import site
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from oomrun.core.errors import Problem, SpecError
+from oomrun.core.launch import LAUNCH_FILE, RUN_TOKEN
+from oomrun.core.plan import Plan
+
+__all__ = ["check_backend", "source_roots", "worker_environment"]
+
+_MIB = 1024 * 1024
+_HASH_SEEDS = 2**32  # PYTHONHASHSEED is below this.
+
+
+def check_backend(
+    base: Mapping[str, str], own: Mapping[str, str], job_file: str
+) -> None:
+    """Refuses a Keras backend that oomrun cannot train with.
+
+    Raises:
+        SpecError: ``KERAS_BACKEND`` is set, and not to tensorflow.
+    """
+    backend = {**base, **own}.get("KERAS_BACKEND", "tensorflow")
+    if backend == "tensorflow":
+        return
+    inside = "KERAS_BACKEND" in own
+    where = "here" if inside else "in the environment of oomrun"
+    raise SpecError(
+        [
+            Problem(
+                file=job_file,
+                line=1,
+                column=1,
+                path="env.KERAS_BACKEND",
+                message=f"is {backend!r} {where}; oomrun trains with tensorflow only",
+                hint="remove it" if inside else "unset it, or set it to tensorflow",
+            )
+        ]
+    )
+
+
+def worker_environment(
+    base: Mapping[str, str],
+    own: Mapping[str, str],
+    plan: Plan,
+    *,
+    run_id: str,
+    seed: int,
+    launch_file: Path,
+    roots: Sequence[Path] = (),
+) -> dict[str, str]:
+    """The whole environment of a worker but for its socket.
+
+    What the user set wins, in the job file or around oomrun, except for what the plan
+    decides: which devices are seen and how much memory they give.
+
+    Args:
+        base: the environment that oomrun was called in.
+        own: the job file's ``env``.
+        plan: the attempt's plan.
+        run_id: the run, by which leftover processes are recognised.
+        seed: the run's seed.
+        launch_file: the attempt's ``launch.json``.
+        roots: folders that must be importable, from ``source_roots``.
+    """
+    env = {**base, **own}
+    env.setdefault("KERAS_BACKEND", "tensorflow")
+    # A script whose result hangs on the order of a set must not change over a restart.
+    env.setdefault("PYTHONHASHSEED", str(seed % _HASH_SEEDS))
+    # The last lines before a crash are the ones that are looked for.
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    env.update(_devices(plan))
+    env[RUN_TOKEN] = run_id
+    env[LAUNCH_FILE] = str(launch_file)
+    if roots:
+        # Last, so that nothing of the user's is shadowed.
+        paths = [env.get("PYTHONPATH", ""), *map(str, roots)]
+        env["PYTHONPATH"] = ":".join(path for path in paths if path)
+    return env
+
+
+def _devices(plan: Plan) -> dict[str, str]:
+    if all(device.kind == "cpu" for device in plan.devices):
+        # A GPU that the job does not use must not lose memory to its context.
+        env = {"CUDA_VISIBLE_DEVICES": "-1"}
+        limits = [d.limit_bytes for d in plan.devices if d.limit_bytes is not None]
+        if limits:
+            # The limit is the process's, whatever number of CPU devices it has.
+            env["TF_CPU_ALLOCATOR_USE_BFC"] = "true"
+            env["TF_CPU_BFC_MEM_LIMIT_IN_MB"] = str(max(1, sum(limits) // _MIB))
+            # oneDNN's kernels do not check what they allocate: out of memory in one of
+            # them is a segmentation fault, not a ResourceExhaustedError.
+            env["TF_ENABLE_ONEDNN_OPTS"] = "0"
+        return env
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(device.id for device in plan.devices),
+    }
+
+
+def source_roots() -> tuple[Path, ...]:
+    """The folders our packages are in, less those a new interpreter looks into anyway.
+
+    In a source checkout that is ``launcher`` and ``strategies``; installed, nothing,
+    since site-packages in front of the standard library would shadow it.
+    """
+    standard = {Path(path) for path in (*site.getsitepackages(), *_user_site())}
+    roots = []
+    for package in ("oomrun", "oomrun_strategies"):
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None:
+            root = Path(spec.origin).resolve().parent.parent
+            if root not in standard and root not in roots:
+                roots.append(root)
+    return tuple(roots)
+
+
+def _user_site() -> tuple[str, ...]:
+    return (site.getusersitepackages(),) if not sys.flags.no_user_site else ()

@@ -1,0 +1,163 @@
+"""What an attempt needs before its worker starts: the launch, its files, the process.
+
+Covers: from a spec and a plan to a started worker. Does not cover: watching it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from oomrun.attempts import Timing
+from oomrun.core import launch as launches
+from oomrun.core import plan as plans
+from oomrun.core.errors import LaunchError
+from oomrun.core.launch import Launch
+from oomrun.core.plan import Plan
+from oomrun.core.policy import Limits
+from oomrun.core.spec import (
+    AtMost,
+    Command,
+    EverySeconds,
+    EverySteps,
+    JobSpec,
+    Module,
+    Script,
+)
+from oomrun.core.state import JobState
+from oomrun.environment import source_roots, worker_environment
+from oomrun.processes import Worker
+from oomrun.rundir import RunDir, write_atomically
+
+__all__ = [
+    "WORKER_ARGV",
+    "Job",
+    "checkpoint_dir",
+    "make_launch",
+    "policy_limits",
+    "start_worker",
+]
+
+WORKER_ARGV = (sys.executable, "-m", "oomrun.worker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job to be run, and how.
+
+    Attributes:
+        spec: what the user wrote.
+        job_file: where; paths in it are relative to its folder.
+        job_text: the file's content, kept with the run.
+        run_dir: the run's folder.
+        cwd: the folder that the script runs in.
+        environment: our own, which the worker's is made from.
+        fresh: set an earlier run in the folder aside and start over.
+        allow_changes: go on although the mathematics changed.
+        worker_argv: the worker program; tests put their own here.
+        timing: how long to wait for what.
+        owns_process: all children of this process are the run's.
+    """
+
+    spec: JobSpec
+    job_file: Path
+    job_text: bytes
+    run_dir: RunDir
+    cwd: Path
+    environment: Mapping[str, str]
+    fresh: bool = False
+    allow_changes: bool = False
+    worker_argv: tuple[str, ...] = WORKER_ARGV
+    timing: Timing = field(default_factory=Timing)
+    owns_process: bool = False
+
+
+def policy_limits(spec: JobSpec) -> Limits:
+    """What the job file lets the policy do."""
+    allowed = spec.recovery.max_restarts
+    return Limits(
+        max_restarts={
+            "oom": allowed.oom,
+            "crash": allowed.crash,
+            "preemption": allowed.preemption,
+            "hang": allowed.hang,
+        },
+        levers=spec.recovery.levers,
+        micro_batch_fixed=isinstance(spec.batch.micro, int),
+    )
+
+
+def make_launch(job: Job, plan: Plan, state: JobState, attempt: int) -> Launch:
+    """What the worker of attempt ``attempt`` is told."""
+    spec = job.spec
+    kind, program, args = _program(job)
+    micro, every = spec.batch.micro, spec.checkpoint.every
+    shrinks = "micro_batch" in spec.recovery.levers and not isinstance(micro, int)
+    return Launch(
+        attempt=attempt,
+        rank=0,
+        plan=plan,
+        program_kind=kind,
+        program=program,
+        args=args,
+        seed=state.seed,
+        checkpoint_dir=str(checkpoint_dir(job)),
+        checkpoint_every_steps=every.steps if isinstance(every, EverySteps) else None,
+        checkpoint_every_s=every.seconds if isinstance(every, EverySeconds) else None,
+        keep=spec.checkpoint.keep,
+        in_process=spec.recovery.in_process == "auto" and shrinks,
+        micro_batch_max=micro.size if isinstance(micro, AtMost) else None,
+        micro_batch_fixed=micro if isinstance(micro, int) else None,
+        global_batch_size=spec.batch.global_size,
+        last_step=state.last_training_step,
+        supervisor_pid=os.getpid(),
+    )
+
+
+def _program(job: Job) -> tuple[str, str, tuple[str, ...]]:
+    match job.spec.program:
+        case Script(path=path, args=args):
+            return "script", str((job.job_file.parent / path).absolute()), args
+        case Module(name=name, args=args):
+            return "module", name, args
+        case Command():
+            raise LaunchError("command is not in this version of oomrun")
+
+
+def checkpoint_dir(job: Job) -> Path:
+    """Where the job's checkpoints are: by default in the run directory."""
+    named = job.spec.checkpoint.directory
+    if named is None:
+        return job.run_dir.checkpoints.absolute()
+    return (job.job_file.parent / named).absolute()
+
+
+def start_worker(job: Job, plan: Plan, state: JobState, attempt: int) -> Worker:
+    """Writes the attempt's files and starts its worker.
+
+    Raises:
+        PlatformError: a file cannot be written or the worker not be started.
+    """
+    folder = job.run_dir.attempt(attempt)
+    launch = make_launch(job, plan, state, attempt)
+    write_atomically(folder.plan, _json(plans.to_json(plan)))
+    write_atomically(folder.launch, _json(launches.to_json(launch)))
+    env = worker_environment(
+        job.environment,
+        dict(job.spec.env),
+        plan,
+        run_id=state.run_id,
+        seed=state.seed,
+        launch_file=folder.launch.absolute(),
+        roots=source_roots(),
+    )
+    return Worker(job.worker_argv, env, folder.log().absolute(), job.cwd)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,5 @@
+"""The job's state as Prometheus metrics: computed when asked, never counted aside."""
+
+from oomrun.metrics.exporter import Exporter, ExporterError, start
+
+__all__ = ["Exporter", "ExporterError", "start"]

@@ -1,0 +1,48 @@
+"""Every metric there is, and the collector that computes them when they are scraped.
+
+Covers: joining the families, ``JobStateCollector``. Does not cover: serving them.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from prometheus_client.core import InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+import oomrun
+from oomrun.core.state import JobState
+from oomrun.metrics.device_families import DEVICE_FAMILIES
+from oomrun.metrics.family import build
+from oomrun.metrics.run_families import RUN_FAMILIES
+
+__all__ = ["FAMILIES", "JobStateCollector", "collect"]
+
+FAMILIES = (*RUN_FAMILIES, *DEVICE_FAMILIES)
+
+
+def collect(states: Sequence[JobState]) -> Iterator[Metric]:
+    """All metrics of all ``states``; those whose run has not begun are left out."""
+    begun = [state for state in states if state.name]
+    for family in FAMILIES:
+        yield build(family, begun)
+
+
+class JobStateCollector(Collector):
+    """Computes every metric from the runs' states at the moment of a scrape."""
+
+    def __init__(self, current_states: Callable[[], Sequence[JobState]]) -> None:
+        self._current_states = current_states
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not ask for a state."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """The build's own metric, then those of the runs."""
+        info = {"version": oomrun.__version__, "python": platform.python_version()}
+        yield InfoMetricFamily(
+            "oomrun_build", "The oomrun that runs the job.", value=info
+        )
+        yield from collect(self._current_states())

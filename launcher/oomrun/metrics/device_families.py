@@ -1,0 +1,103 @@
+"""The metrics of a run's devices: memory, and running out of it.
+
+Covers: CPUs and GPUs alike, under one set of names (docs/decisions/0002). Does not
+cover: what NVML knows of a GPU beyond this run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from oomrun.core.state import JobState
+from oomrun.core.status import DeviceStatus, devices
+from oomrun.metrics.family import Family, Sample
+
+__all__ = ["DEVICE_FAMILIES", "HOST", "OOM_PHASES"]
+
+OOM_PHASES = (
+    "build", "gradients", "apply", "evaluate", "predict", "checkpoint", "unknown",
+)  # fmt: skip
+#: The ``device`` of an OOM that was the host's.
+HOST = "host"
+_DEVICE_LABELS = ("rank", "device", "device_kind")
+
+
+def _memory(
+    read: Callable[[DeviceStatus], int | None],
+) -> Callable[[JobState], Iterable[Sample]]:
+    """A reader for a metric with one sample a device."""
+    return lambda state: [
+        ((str(device.rank), device.id, device.kind), read(device))
+        for device in devices(state)
+    ]
+
+
+def _gpu_info(state: JobState) -> Iterable[Sample]:
+    """Both spellings of the UUID, so that both common GPU exporters join."""
+    for device in devices(state):
+        if device.kind in ("gpu", "mig"):
+            bare = device.id.removeprefix("GPU-")
+            yield (str(device.rank), device.id, device.id, bare), 1.0
+
+
+def _oom_events(state: JobState) -> Iterable[Sample]:
+    """Every device and phase from 0 on: else ``increase()`` misses the first OOM."""
+    ranks = {device.id: str(device.rank) for device in devices(state)}
+    counts = {(HOST, "host", phase): 0 for phase in OOM_PHASES}
+    counts.update(
+        {(device, "device", phase): 0 for device in ranks for phase in OOM_PHASES}
+    )
+    for (device, kind, phase), count in state.ooms.items():
+        key = (HOST if kind == "host" else device, kind, phase)
+        counts[key] = counts.get(key, 0) + count
+    for (device, kind, phase), count in counts.items():
+        yield (ranks.get(device, "0"), device, kind, phase), float(count)
+
+
+DEVICE_FAMILIES = (
+    Family(
+        "oomrun_gpu_info", "info",
+        "A GPU of the run; joins with other exporters by UUID.",
+        _gpu_info, ("rank", "device", "UUID", "uuid"),
+    ),
+    Family(
+        "oomrun_device_memory_limit_bytes", "gauge",
+        "Bytes that the run may use on the device.",
+        _memory(lambda d: d.limit_bytes), _DEVICE_LABELS,
+    ),
+    Family(
+        "oomrun_device_memory_budget_bytes", "gauge",
+        "Bytes that are planned into: the limit less the headroom kept.",
+        _memory(lambda d: d.budget_bytes), _DEVICE_LABELS,
+    ),
+    Family(
+        "oomrun_device_memory_in_use_bytes", "gauge",
+        "Bytes allocated by TensorFlow at the last report.",
+        _memory(lambda d: d.in_use_bytes), _DEVICE_LABELS,
+    ),
+    Family(
+        "oomrun_device_memory_peak_bytes", "gauge",
+        "Highest bytes allocated since the micro-batch last changed.",
+        _memory(lambda d: d.window_peak_bytes), _DEVICE_LABELS,
+    ),
+    Family(
+        "oomrun_device_memory_predicted_peak_bytes", "gauge",
+        "Peak predicted for the current micro-batch, most likely value.",
+        _memory(lambda d: d.predicted_peak_bytes), _DEVICE_LABELS,
+    ),
+    Family(
+        "oomrun_device_memory_predicted_peak_high_bytes", "gauge",
+        "Peak predicted for the current micro-batch, upper end of the interval.",
+        _memory(lambda d: d.predicted_peak_high_bytes), _DEVICE_LABELS,
+    ),
+    Family(
+        "oomrun_device_memory_headroom_bytes", "gauge",
+        "Limit less peak: what is left before memory runs out.",
+        _memory(lambda d: d.headroom_bytes), _DEVICE_LABELS,
+    ),
+    Family(
+        "oomrun_oom_events_total", "counter",
+        "Times that memory ran out, by device, kind (device or host) and phase.",
+        _oom_events, ("rank", "device", "kind", "phase"),
+    ),
+)  # fmt: skip

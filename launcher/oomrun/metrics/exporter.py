@@ -1,0 +1,259 @@
+"""Serves the metrics over HTTP for as long as the run lasts.
+
+Covers: /metrics (text or OpenMetrics, as asked for), /healthz, /readyz; finding a free
+port; staying up for the scrape after the end. Does not cover: what is measured
+(``catalogue.py``).
+
+Nothing here may hurt the run: each client has a thread of its own and a few seconds,
+and there are only so many of them at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.server
+import itertools
+import logging
+import socket
+import socketserver
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from oomrun.core.errors import PlatformError
+from oomrun.core.state import JobState
+from oomrun.metrics.catalogue import JobStateCollector
+
+__all__ = ["Exporter", "ExporterError", "start"]
+
+_PORTS_TRIED = 20
+_CLIENT_TIMEOUT_S = 5.0
+_MOST_CLIENTS = 32
+_PLAIN = "text/plain; charset=utf-8"
+_log = logging.getLogger(__name__)
+
+
+class ExporterError(PlatformError):
+    """The metrics cannot be served at the wanted address."""
+
+
+class Exporter:
+    """A running metrics endpoint.
+
+    Attributes:
+        address: host and port that it listens on.
+        url: where the metrics are.
+        note: what a person should know of the address, or "".
+    """
+
+    def __init__(
+        self, server: _Server, current_state: Callable[[], JobState], note: str
+    ) -> None:
+        self.note = note
+        host, port = server.server_address[:2]
+        self.address: tuple[str, int] = (str(host), int(port))
+        shown = f"[{self.address[0]}]" if ":" in self.address[0] else self.address[0]
+        self.url = f"http://{shown}:{port}/metrics"
+        self._server = server
+        self._current_state = current_state
+        self._registry = CollectorRegistry()
+        self._registry.register(JobStateCollector(lambda: [current_state()]))
+        self._scrapes = threading.Lock()
+        self._scraped_at: deque[float] = deque(maxlen=5)
+        self._ending = threading.Event()
+        self._final_scrape = threading.Event()
+        self._closed = False
+        server.answer = self._answer
+        self._thread = threading.Thread(
+            target=server.serve_forever,
+            kwargs={"poll_interval": 0.2},  # how long closing takes at most
+            name="oomrun-metrics",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def linger(self, max_s: float) -> bool:
+        """Waits for a scrape that sees the end of the run; call it after the end.
+
+        Returns at once where nobody scrapes (any more), and after two of the
+        scraper's own intervals at most.
+
+        Args:
+            max_s: the longest wait.
+
+        Returns:
+            Whether such a scrape has happened.
+        """
+        self._ending.set()
+        wait_s = self._patience_s(max_s, time.monotonic())
+        return wait_s > 0 and self._final_scrape.wait(wait_s)
+
+    def _patience_s(self, max_s: float, now: float) -> float:
+        with self._scrapes:
+            times = list(self._scraped_at)
+        if not times:
+            return 0.0
+        gaps = [later - sooner for sooner, later in itertools.pairwise(times)]
+        interval = max(gaps, default=max_s / 2)
+        return min(max_s, times[-1] + 2 * interval - now)
+
+    def close(self) -> None:
+        """Stops serving and frees the port. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(_CLIENT_TIMEOUT_S)
+
+    def __enter__(self) -> Exporter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _answer(self, request: _Request) -> None:
+        match request.path.partition("?")[0]:
+            case "/metrics":
+                self._answer_scrape(request)
+            case "/healthz":
+                request.reply(HTTPStatus.OK, _PLAIN, b"ok\n")
+            case "/readyz":
+                state = self._current_state().state
+                ready = state != "pending"
+                status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
+                request.reply(status, _PLAIN, f"{state}\n".encode())
+            case _:
+                known = b"there are /metrics, /healthz and /readyz\n"
+                request.reply(HTTPStatus.NOT_FOUND, _PLAIN, known)
+
+    def _answer_scrape(self, request: _Request) -> None:
+        # Read before the state is: a scrape that began before the end may not show it.
+        ending = self._ending.is_set()
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        request.reply(HTTPStatus.OK, content_type, encode(self._registry))
+        if request.command == "GET":
+            with self._scrapes:
+                self._scraped_at.append(time.monotonic())
+            if ending:
+                self._final_scrape.set()
+
+
+class _Request(http.server.BaseHTTPRequestHandler):
+    """One request; HTTP/1.0, so that no client keeps its thread for longer."""
+
+    server: _Server
+    timeout = _CLIENT_TIMEOUT_S
+    server_version = "oomrun"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        try:
+            self.server.answer(self)
+        except OSError:
+            # The client has gone or is too slow: its own affair.
+            self.close_connection = True
+        except Exception:
+            _log.exception("the metrics could not be computed")
+            self.reply(
+                HTTPStatus.INTERNAL_SERVER_ERROR, _PLAIN, b"see the log of oomrun\n"
+            )
+
+    do_HEAD = do_GET
+
+    def reply(self, status: HTTPStatus, content_type: str, body: bytes) -> None:
+        """Sends the whole answer."""
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are not news."""
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    # Not http.server.HTTPServer, which asks the DNS for its own name when it binds.
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+    answer: Callable[[_Request], None]
+
+    def __init__(self, host: str, port: int) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._places = threading.BoundedSemaphore(_MOST_CLIENTS)
+        super().__init__((host, port), _Request)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        # Waiting for a place would block everyone; whoever is too much is sent away.
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started
+            self._places.release()
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _log.debug("a client of the metrics endpoint failed", exc_info=True)
+
+
+def start(
+    host: str,
+    port: int,
+    current_state: Callable[[], JobState],
+    *,
+    port_taken: str = "next",
+) -> Exporter:
+    """Serves the metrics of the run whose state ``current_state`` returns.
+
+    Args:
+        host: address to listen on.
+        port: port to listen on; 0 takes any free one.
+        current_state: called from other threads, at every scrape.
+        port_taken: ``next`` takes the next free port within 20, ``error`` raises.
+
+    Raises:
+        ExporterError: it cannot be had; the run can go on without.
+    """
+    last = port if port_taken == "error" or port == 0 else port + _PORTS_TRIED
+    for candidate in range(port, min(last, 65535) + 1):
+        try:
+            server = _Server(host, candidate)
+        except (OSError, OverflowError) as error:
+            if getattr(error, "errno", None) == errno.EADDRINUSE and candidate < last:
+                continue
+            raise ExporterError(_refusal(host, port, candidate, error)) from None
+        taken = f"port {port} is taken; " if candidate != port and port else ""
+        exporter = Exporter(server, current_state, "")
+        exporter.note = f"{taken}metrics are at {exporter.url}" if taken else ""
+        return exporter
+    raise ExporterError(f"no port from {port} to {last} is free on {host}")
+
+
+def _refusal(host: str, port: int, last: int, error: Exception) -> str:
+    why = (getattr(error, "strerror", None) or str(error)).lower()
+    ports = f"{port}" if port == last else f"{port} to {last}"
+    return f"metrics cannot be served at {host}:{ports}: {why}"

@@ -1,0 +1,335 @@
+"""The supervisor: plan, attempt, diagnosis, decision, until the run has ended.
+
+Covers: taking a run up where its journal says it is, and the loop. Does not cover: any
+decision (``core.policy``, ``core.planning``), one attempt (``attempts``).
+
+Everything it knows is in the journal before it acts on it, so that it may be killed
+between any two lines, and the next call of ``supervise`` goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import oomrun
+from oomrun import devices, takeover
+from oomrun.attempts import watch
+from oomrun.core import diagnosis, planning, policy
+from oomrun.core import events as ev
+from oomrun.core import plan as plans
+from oomrun.core.diagnosis import Diagnosis, Evidence
+from oomrun.core.errors import JournalError, OomrunError
+from oomrun.core.plan import Plan
+from oomrun.core.policy import Decision, Fail, Finish, Restart, Stop
+from oomrun.core.spec import mathematics
+from oomrun.core.state import JobState
+from oomrun.core.topology import Inventory, Unreadable
+from oomrun.devices import host
+from oomrun.environment import check_backend
+from oomrun.journal import Journal
+from oomrun.launching import Job, checkpoint_dir, policy_limits, start_worker
+from oomrun.processes import sweep
+from oomrun.recorder import Observer, Recorder
+from oomrun.rundir import set_aside, write_atomically
+from oomrun.stops import Stops
+
+__all__ = ["Outcome", "supervise"]
+
+_log = logging.getLogger(__name__)
+
+_WAIT_SLICE_S = 0.5  # between two looks at whether we were asked to stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended, or that it had ended before.
+
+    Attributes:
+        exit_code: for the shell.
+        reason: one sentence.
+        state: the run.
+        already: it was completed before this call, which did nothing.
+    """
+
+    exit_code: int
+    reason: str
+    state: JobState
+    already: bool = False
+
+
+def supervise(
+    job: Job,
+    *,
+    stops: Stops,
+    observers: Sequence[Observer] = (),
+    inventory: Callable[[], Inventory] | None = None,
+) -> Outcome:
+    """Runs the job to its end, or takes up an unfinished run of it.
+
+    Args:
+        job: the job.
+        stops: requests to stop; whoever calls installs the handlers.
+        observers: called after each event, with the state after it.
+        inventory: reads the machine; None: ``devices.discover``.
+
+    Raises:
+        SpecError: the job's mathematics differ from those of the run in its folder.
+        InfeasiblePlanError: nothing fits.
+        PlatformError: the run is locked by another, or its files cannot be written.
+    """
+    check_backend(job.environment, dict(job.spec.env), str(job.job_file))
+    look = inventory or (lambda: _discover(job))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_held(job))
+        journal = stack.enter_context(Journal(job.run_dir.journal))
+        recorder = Recorder(
+            journal, observers, progress_every_s=job.timing.progress_every_s
+        )
+        state = recorder.state
+        if state.run_id:
+            takeover.check_same(job, state)
+        if state.state == "completed":
+            return Outcome(
+                exit_code=0, reason="this run is complete", state=state, already=True
+            )
+        run = _Run(job, recorder, stops, look)
+        try:
+            return run.to_the_end(_begin(job, recorder, journal.events))
+        finally:
+            sweep(recorder.state.run_id, descendants=job.owns_process)
+
+
+@contextlib.contextmanager
+def _held(job: Job) -> Iterator[None]:
+    """The run's folder, locked, and empty where the run is to start over."""
+    folder = job.run_dir
+    folder.create()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(folder.locked())
+        if job.fresh and folder.journal.exists():
+            _start_over(job)
+            stack.enter_context(folder.locked())
+        yield
+
+
+def _start_over(job: Job) -> None:
+    """Sets the earlier run aside, with its checkpoints wherever they are."""
+    folder, checkpoints = job.run_dir, checkpoint_dir(job)
+    # Whatever the old run left would go on writing into its folder.
+    sweep(takeover.run_id(folder.journal))
+    elsewhere = folder.path.absolute() not in checkpoints.parents
+    # The folder last: killed in between, the next call with --fresh goes on here.
+    for path in (*([checkpoints] if elsewhere else []), folder.path):
+        if path.exists():
+            _log.info("%s of the earlier run is now %s", path, set_aside(path))
+    folder.create()
+
+
+def _begin(
+    job: Job, recorder: Recorder, events: Sequence[ev.Event]
+) -> Diagnosis | None:
+    """Opens the run in the journal; gives the last attempt's end if it is undecided."""
+    before = recorder.state
+    now = time.time
+    write_atomically(job.run_dir.job_file, job.job_text)
+    known = mathematics(job.spec)
+    changed = before.mathematics != known
+    if not before.run_id or changed or before.state == "failed":
+        recorder.record(
+            ev.RunStarted(
+                at=now(),
+                run_id=before.run_id or uuid.uuid4().hex,
+                name=job.spec.name,
+                version=oomrun.__version__,
+                seed=before.seed
+                if before.run_id
+                else random.SystemRandom().getrandbits(31),
+                mathematics=known,
+            )
+        )
+        sweep(recorder.state.run_id, descendants=job.owns_process)
+        return None
+    sweep(before.run_id, descendants=job.owns_process)
+    reason = takeover.reason(before)
+    recorder.record(ev.RunResumed(at=now(), pid=os.getpid(), reason=reason))
+    if before.attempt_open:
+        ended = takeover.end_of_lost_attempt(before)
+        recorder.record(_attempt_ended(before.attempt, ended, Evidence()))
+        return ended
+    undecided = takeover.undecided(events)
+    if undecided is None and before.state == "preempted":
+        recorder.record(
+            ev.DecisionMade(
+                at=now(),
+                attempt=before.attempt,
+                action="restart",
+                cause="preemption",
+                reason=reason,
+            )
+        )
+    return undecided
+
+
+class _Run:
+    """The loop, and what it needs at every turn."""
+
+    def __init__(
+        self,
+        job: Job,
+        recorder: Recorder,
+        stops: Stops,
+        look: Callable[[], Inventory],
+    ) -> None:
+        self._job = job
+        self._recorder = recorder
+        self._stops = stops
+        self._look = look
+        self._limits = policy_limits(job.spec)
+        self._free_before: dict[str, int] = {}
+
+    def to_the_end(self, undecided: Diagnosis | None) -> Outcome:
+        """Attempts until one is the last."""
+        try:
+            decision: Decision = Restart(reason="")
+            if undecided is not None:
+                decision = self._decide(undecided)
+                if isinstance(decision, Restart):
+                    # Whoever called us has waited already.
+                    decision = replace(decision, delay_s=0.0)
+            while isinstance(decision, Restart):
+                self._stops.sleep(decision.delay_s)
+                if self._stops.requested:
+                    decision = Stop(reason="stopped before the next attempt")
+                else:
+                    decision = self._decide(self._attempt())
+            return self._end(decision)
+        except JournalError:
+            raise  # it cannot even be recorded
+        except OomrunError as error:
+            self._record_end("failed", error.exit_code, str(error))
+            raise
+
+    def _attempt(self) -> Diagnosis:
+        job, recorder = self._job, self._recorder
+        number = recorder.state.attempt + 1
+        plan = self._plan()
+        worker = start_worker(job, plan, recorder.state, number)
+        try:
+            recorder.record(
+                ev.AttemptStarted(
+                    at=time.time(),
+                    attempt=number,
+                    plan=plans.to_json(plan),
+                    pids=(worker.pid,),
+                )
+            )
+        except BaseException:
+            worker.finish()
+            worker.close()
+            raise
+        evidence = watch(
+            worker,
+            number,
+            recorder,
+            log=job.run_dir.attempt(number).log(),
+            stops=self._stops,
+            timing=job.timing,
+            descendants=job.owns_process,
+            oom_kills=host.oom_kill_count,
+        )
+        ended = diagnosis.diagnose(evidence)
+        recorder.record(_attempt_ended(number, ended, evidence))
+        return ended
+
+    def _plan(self) -> Plan:
+        """The next plan, made once the memory of the attempt before is back."""
+        for device, free in self._free_before.items():
+            self._wait_for_memory(device, free)
+        inventory = self._look()
+        plan = planning.make_plan(self._job.spec, inventory, self._recorder.state)
+        used = {device.id for device in plan.devices if device.kind != "cpu"}
+        for found in inventory.devices:
+            if found.id in used and found.free_bytes is not None:
+                self._free_before[found.id] = found.free_bytes
+        return plan
+
+    def _wait_for_memory(self, device: str, free_bytes: int) -> None:
+        """A dead process's GPU memory comes back a while after it is gone."""
+        until = time.monotonic() + self._job.timing.memory_back_s
+        # Not to the last byte: other processes come and go.
+        wanted = int(free_bytes * 0.95)
+        while not self._stops.requested and time.monotonic() < until:
+            waited = devices.wait_until_free(device, wanted, timeout_s=_WAIT_SLICE_S)
+            if waited.reached or isinstance(waited.memory, Unreadable):
+                return
+
+    def _decide(self, ended: Diagnosis) -> Decision:
+        state = self._recorder.state
+        decision = policy.decide(
+            ended, state, self._limits, stopping=self._stops.requested
+        )
+        action, delay_s, micro = "restart", 0.0, None
+        match decision:
+            case Restart():
+                delay_s, micro = decision.delay_s, decision.micro_batch_size
+            case Finish():
+                action = "finish"
+            case Fail():
+                action = "fail"
+            case Stop():
+                action = "stop"
+        self._recorder.record(
+            ev.DecisionMade(
+                at=time.time(),
+                attempt=state.attempt,
+                action=action,
+                cause=ended.cause.budget,
+                reason=decision.reason,
+                micro_batch_size=micro,
+                delay_s=delay_s,
+            )
+        )
+        return decision
+
+    def _end(self, decision: Finish | Fail | Stop) -> Outcome:
+        match decision:
+            case Finish():
+                state, code, reason = "completed", 0, decision.reason
+            case Fail():
+                state, code, reason = "failed", decision.exit_code, decision.reason
+            case Stop():
+                state, code = "preempted", self._stops.exit_code
+                reason = f"{self._stops.reason or 'stopped'}: {decision.reason}"
+        return self._record_end(state, code, reason)
+
+    def _record_end(self, state: str, code: int, reason: str) -> Outcome:
+        end = ev.RunEnded(at=time.time(), state=state, exit_code=code, reason=reason)
+        return Outcome(exit_code=code, reason=reason, state=self._recorder.record(end))
+
+
+def _new_seed() -> int:
+    return random.SystemRandom().getrandbits(31)
+
+
+def _attempt_ended(
+    attempt: int, ended: Diagnosis, evidence: Evidence
+) -> ev.AttemptEnded:
+    return ev.AttemptEnded(
+        at=time.time(),
+        attempt=attempt,
+        cause=ended.cause.value,
+        summary=ended.summary,
+        exit_code=evidence.exit_code,
+        signal=evidence.signal,
+    )
+
+
+def _discover(job: Job) -> Inventory:
+    return devices.discover({**job.environment, **dict(job.spec.env)})

@@ -1,0 +1,123 @@
+"""Taking up a run that an earlier call began: may we, and where does it stand.
+
+Covers: what the journal tells of a run whose supervisor is gone. Does not cover: going
+on with it (``supervisor``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oomrun import journal
+from oomrun.core import events as ev
+from oomrun.core.diagnosis import Cause, Diagnosis, Evidence, diagnose
+from oomrun.core.errors import JournalError, Problem, SpecError
+from oomrun.core.spec import mathematics
+from oomrun.core.state import JobState, replay
+from oomrun.launching import Job
+
+__all__ = [
+    "changed_keys",
+    "check_same",
+    "end_of_lost_attempt",
+    "reason",
+    "run_id",
+    "undecided",
+]
+
+
+def run_id(path: Path) -> str:
+    """The id of the run in the journal at ``path``, "" where it tells none."""
+    try:
+        return replay(journal.read(path)).run_id
+    except JournalError:
+        return ""  # starting over is the way out of a damaged journal
+
+
+def check_same(job: Job, state: JobState) -> None:
+    """Refuses to go on with a run that would train something else now.
+
+    Raises:
+        SpecError: with a problem for each setting that changed.
+    """
+    changed = changed_keys(state.mathematics, mathematics(job.spec))
+    if not changed or (job.allow_changes and state.state != "completed"):
+        return
+    raise SpecError(
+        [
+            Problem(
+                file=str(job.job_file),
+                line=1,
+                column=1,
+                path=key,
+                message=f"was {was!r} when the run in {job.run_dir.path} began, and is "
+                f"{now!r} now: going on would train another model",
+                hint="--fresh starts over, --run-dir keeps both"
+                + ("" if state.state == "completed" else ", --allow-changes goes on"),
+            )
+            for key, was, now in changed
+        ]
+    )
+
+
+def changed_keys(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> list[tuple[str, Any, Any]]:
+    """The settings that differ, each by its own name, with both values."""
+    changed: list[tuple[str, Any, Any]] = []
+    for key in sorted({*before, *now}):
+        was, new = before.get(key), now.get(key)
+        if isinstance(was, Mapping) and isinstance(new, Mapping):
+            inner = changed_keys(was, new)
+            prefix = "" if key == "program" else f"{key}."
+            changed += [(prefix + name, old, fresh) for name, old, fresh in inner]
+        elif was != new:
+            changed.append((key, was, new))
+    return changed
+
+
+def reason(state: JobState) -> str:
+    """Why there is something to go on with."""
+    if state.state == "preempted":
+        return "it was stopped"
+    if state.attempt_open:
+        return "oomrun itself was killed during an attempt"
+    return "oomrun itself was killed"
+
+
+def end_of_lost_attempt(state: JobState) -> Diagnosis:
+    """Why the attempt ended that no supervisor saw the end of.
+
+    What its worker reported counts as ever; without a report it was taken down along
+    with its supervisor, as when the machine is taken away.
+    """
+    oom = state.last_oom
+    restarting = oom is not None and oom.recovery == "restart"
+    if state.script is not None or restarting:
+        return diagnose(Evidence(script=state.script, oom=oom))
+    return Diagnosis(
+        cause=Cause.PREEMPTION, summary="oomrun was killed, and the attempt with it"
+    )
+
+
+def undecided(events: Sequence[ev.Event]) -> Diagnosis | None:
+    """The end of the last attempt if nothing was made of it before the journal ends.
+
+    A decision to finish or to give up that was not carried out is made again: it
+    hangs on nothing but the journal, so it is the same.
+    """
+    for event in reversed(events):
+        match event:
+            case ev.AttemptEnded():
+                known = event.cause in Cause._value2member_map_
+                cause = Cause(event.cause) if known else Cause.CRASH
+                return Diagnosis(cause=cause, summary=event.summary)
+            case ev.DecisionMade(action="finish" | "fail"):
+                continue
+            case ev.DecisionMade() | ev.AttemptStarted() | ev.RunEnded():
+                return None
+            case ev.RunStarted():
+                return None
+    return None

@@ -1,0 +1,169 @@
+"""A worker's first lines and its last ones.
+
+In this order: tie our life to the supervisor's, open the channel, seed what the script
+leaves to chance, set the devices up, hook Keras, run the script, report how it ended.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+import time
+import traceback
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from oomrun.core import events as ev
+from oomrun.core import launch as launches
+from oomrun.core.diagnosis import looks_like_device_oom
+from oomrun.worker import lifeline, script
+from oomrun.worker.channel import Channel
+
+if TYPE_CHECKING:
+    from oomrun.core.launch import Launch
+    from oomrun.worker.session import Session
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Runs one worker; the supervisor has set the environment up."""
+    began = time.monotonic()
+    faulthandler.enable()
+    launch_file = os.environ.pop(launches.LAUNCH_FILE)
+    channel = Channel(int(os.environ.pop(launches.CHANNEL_FD)))
+    channel.listen()
+    with open(launch_file, encoding="utf-8") as file:
+        settings = launches.from_json(json.load(file))
+    lifeline.die_with_parent(settings.supervisor_pid)
+    session = _set_up(settings, channel, began)
+    ended = _run(settings, session)
+    session.writer.wait()
+    if ended is not None:
+        channel.send(ended)
+    _flush()
+    channel.close()
+    return ended.exit_code if ended is not None else 70
+
+
+def _set_up(settings: Launch, channel: Channel, began: float) -> Session:
+    import tensorflow as tf
+
+    from oomrun.worker import devices
+
+    devices.set_up(settings.plan)
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        raise SystemExit(
+            f"oomrun trains with Keras's TensorFlow backend, but Keras is set to "
+            f"{keras.backend.backend()!r}: set KERAS_BACKEND=tensorflow"
+        )
+    from oomrun.worker import keras_adapter, randomness
+    from oomrun.worker.session import Session
+
+    randomness.seed_unseeded(settings.seed)
+    session = Session(settings, channel)
+    keras_adapter.install(session)
+    channel.send(
+        ev.WorkerReady(
+            at=time.time(),
+            attempt=settings.attempt,
+            rank=settings.rank,
+            pid=os.getpid(),
+            tensorflow=tf.__version__,
+            keras=keras.__version__,
+            start_s=time.monotonic() - began,
+        )
+    )
+    return session
+
+
+def _run(settings: Launch, session: Session) -> ev.ScriptEnded | None:
+    """Runs the script; None where it was ended by ourselves, and already reported."""
+    from oomrun.worker.recovery import RestartNeededError
+    from oomrun.worker.session import StoppedError
+
+    try:
+        if settings.program_kind == "module":
+            script.run_module(settings.program, settings.args)
+        else:
+            script.run_script(settings.program, settings.args)
+    except (StoppedError, RestartNeededError):
+        return None
+    except SystemExit as error:
+        return _exited(settings, error)
+    except BaseException as error:
+        return _raised(settings, error)
+    return _ended(settings, outcome="finished", exit_code=0)
+
+
+def _ended(settings: Launch, *, outcome: str, exit_code: int) -> ev.ScriptEnded:
+    return ev.ScriptEnded(
+        at=time.time(),
+        attempt=settings.attempt,
+        rank=settings.rank,
+        outcome=outcome,
+        exit_code=exit_code,
+    )
+
+
+def _exited(settings: Launch, error: SystemExit) -> ev.ScriptEnded:
+    """What ``sys.exit`` means, as Python itself reads it."""
+    if error.code is None or error.code == 0:
+        return _ended(settings, outcome="finished", exit_code=0)
+    if isinstance(error.code, int):
+        return _ended(settings, outcome="exited", exit_code=error.code)
+    print(error.code, file=sys.stderr)
+    return _ended(settings, outcome="exited", exit_code=1)
+
+
+def _raised(settings: Launch, error: BaseException) -> ev.ScriptEnded:
+    import tensorflow as tf
+
+    traceback.print_exception(
+        type(error), error, _from_script(error.__traceback__, settings.program)
+    )
+    text = str(error)
+    oom = isinstance(error, tf.errors.ResourceExhaustedError | MemoryError) or (
+        isinstance(error, tf.errors.OpError) and looks_like_device_oom(text)
+    )
+    return ev.ScriptEnded(
+        at=time.time(),
+        attempt=settings.attempt,
+        rank=settings.rank,
+        outcome="raised",
+        exit_code=1,
+        exception=type(error).__name__,
+        message=text[:2000],
+        location=_location(error, settings.program),
+        oom=oom,
+    )
+
+
+def _from_script(trace: TracebackType | None, program: str) -> TracebackType | None:
+    """The traceback without our own frames above the script."""
+    step = trace
+    while step is not None and step.tb_frame.f_code.co_filename != program:
+        step = step.tb_next
+    return step or trace
+
+
+def _location(error: BaseException, program: str) -> str:
+    """The script's last line in the traceback: ``train.py:12``."""
+    lines = [
+        f"{os.path.basename(frame.filename)}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == program
+    ]
+    return lines[-1] if lines else ""
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue  # the script closed it, or the disk is full

@@ -1,0 +1,55 @@
+"""The state of the user's callbacks: saved as plain data, put back after a restart.
+
+What a callback keeps in attributes of plain kinds (EarlyStopping's patience and best
+weights, ReduceLROnPlateau's counters, the history) is kept; open files, functions and
+other objects are what the script itself makes anew when it runs from the top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from oomrun.worker.encoding import Unencodable, encode
+
+__all__ = ["prepare_to_resume", "restore", "save"]
+
+_NOT_STATE = frozenset({"_model", "model", "params", "validation_data"})
+
+
+def save(callbacks: Sequence[Any]) -> list[dict[str, Any]]:
+    """The plain attributes of each callback, in order, with its class's name."""
+    return [
+        {"class": type(callback).__name__, "attributes": _attributes(callback)}
+        for callback in callbacks
+    ]
+
+
+def _attributes(callback: Any) -> dict[str, Any]:
+    kept = {}
+    for name, value in vars(callback).items():
+        if name in _NOT_STATE:
+            continue
+        try:
+            encode(value, {}, name)
+        except Unencodable:
+            continue
+        kept[name] = value
+    return kept
+
+
+def restore(callbacks: Sequence[Any], saved: Sequence[dict[str, Any]]) -> None:
+    """Puts attributes back where class and order are as they were."""
+    for callback, state in zip(callbacks, saved, strict=False):
+        if type(callback).__name__ == state["class"]:
+            for name, value in state["attributes"].items():
+                setattr(callback, name, value)
+
+
+def prepare_to_resume(callbacks: Sequence[Any]) -> None:
+    """Has callbacks that write files go on with the file of the attempt before."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.CSVLogger):
+            callback.append = True

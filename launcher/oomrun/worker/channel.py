@@ -1,0 +1,82 @@
+"""The worker's end of the channel: events to the supervisor, requests from it.
+
+One JSON object a line in both directions. The channel's closing means that the
+supervisor is gone: the worker then ends at once (``lifeline.end_group``).
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+
+from oomrun.core import events as ev
+from oomrun.core import launch
+from oomrun.worker import lifeline
+
+__all__ = ["Channel"]
+
+
+class Channel:
+    """Sends events (from any thread) and listens for the request to stop."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._socket.setblocking(True)
+        # The script's own child processes must not keep the channel open.
+        self._socket.set_inheritable(False)
+        self._lock = threading.Lock()
+        self._closing = False
+        self.stop_requested = threading.Event()
+        self.stop_reason = ""
+        self.on_stop: Callable[[], None] | None = None
+
+    def listen(self) -> None:
+        """Starts the thread that hears the supervisor, or its end."""
+        threading.Thread(
+            target=self._listen, name="oomrun-channel", daemon=True
+        ).start()
+
+    def send(self, event: ev.Event) -> None:
+        """Sends one event. Does nothing once the channel is closed."""
+        line = json.dumps(ev.to_json(event), allow_nan=False) + "\n"
+        with self._lock:
+            if self._closing:
+                return
+            try:
+                self._socket.sendall(line.encode())
+            except OSError:
+                lifeline.end_group()
+
+    def close(self) -> None:
+        """Ends the conversation from our side, in good order."""
+        with self._lock:
+            self._closing = True
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def _listen(self) -> None:
+        rest = b""
+        while True:
+            try:
+                read = self._socket.recv(65536)
+            except OSError:
+                read = b""
+            if not read:
+                if self._closing:
+                    return
+                lifeline.end_group()
+            *lines, rest = (rest + read).split(b"\n")
+            for line in lines:
+                self._hear(line)
+
+    def _hear(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+        except ValueError:
+            return
+        if isinstance(message, dict) and message.get("do") == launch.STOP:
+            self.stop_reason = str(message.get("reason", ""))
+            self.stop_requested.set()
+            if self.on_stop is not None:
+                self.on_stop()

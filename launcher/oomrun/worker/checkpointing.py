@@ -1,0 +1,185 @@
+"""What a checkpoint of a training holds, and writing it beside the training.
+
+Covers: variables of model, optimizer and metrics by their order, as raw bytes; the
+rest as JSON; one writer thread; restoring. Does not cover: folders and checksums
+(``oomrun.checkpoints``), when to save (``session.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from oomrun import checkpoints
+from oomrun.core import retention
+from oomrun.core.errors import CheckpointError
+from oomrun.worker.encoding import Arrays, decode, encode
+
+__all__ = [
+    "Writer",
+    "load",
+    "restore_variables",
+    "state_bytes",
+    "training_variables",
+]
+
+_ARRAYS, _STATE = "arrays.bin", "state.json"
+
+
+def training_variables(model: Any) -> list[Any]:
+    """All variables that a training step may change, in a fixed order, each once."""
+    optimizer = model.optimizer
+    found: list[Any] = []
+    seen: set[int] = set()
+    for variable in [
+        *model.variables,
+        *(optimizer.variables if optimizer is not None else ()),
+        *model.metrics_variables,
+    ]:
+        if id(variable) not in seen:
+            seen.add(id(variable))
+            found.append(variable)
+    return found
+
+
+def state_bytes(model: Any) -> int:
+    """Bytes of weights, optimizer slots, metrics, and the gradients of one step."""
+    variables = [*training_variables(model), *model.trainable_variables]
+    return sum(v.value.shape.num_elements() * v.value.dtype.size for v in variables)
+
+
+def _copy(variable: Any) -> np.ndarray[Any, Any]:
+    # A copy: the tensor shares the variable's buffer, and the next step writes there.
+    return np.array(variable.value.numpy(), copy=True)
+
+
+def restore_variables(variables: Sequence[Any], arrays: Arrays) -> None:
+    """Assigns the saved values.
+
+    Raises:
+        CheckpointError: the model has other variables than the one that was saved.
+    """
+    saved = sum(1 for name in arrays if name.startswith("variable/"))
+    if saved != len(variables):
+        raise CheckpointError(
+            f"the model has {len(variables)} variables, the checkpoint {saved}: "
+            "the script has changed"
+        )
+    for index, variable in enumerate(variables):
+        value = arrays[f"variable/{index}"]
+        if tuple(value.shape) != tuple(variable.shape):
+            raise CheckpointError(
+                f"variable {variable.path} has shape {tuple(variable.shape)}, in the "
+                f"checkpoint {tuple(value.shape)}: the script has changed"
+            )
+    for index, variable in enumerate(variables):
+        variable.assign(arrays[f"variable/{index}"])
+
+
+def _pack(state: Mapping[str, Any], variables: Arrays) -> dict[str, list[bytes]]:
+    arrays: Arrays = dict(variables)
+    encoded = encode(dict(state), arrays, "state")
+    index, chunks, offset = [], [], 0
+    for name, array in arrays.items():
+        content = np.ascontiguousarray(array).tobytes()
+        dtype = tf.as_dtype(array.dtype).name
+        index.append([name, dtype, list(array.shape), offset, len(content)])
+        chunks.append(content)
+        offset += len(content)
+    header = {"arrays": index, "state": encoded}
+    return {_ARRAYS: chunks, _STATE: [json.dumps(header).encode()]}
+
+
+def load(path: Path) -> tuple[dict[str, Any], Arrays]:
+    """The state and the arrays of a checkpoint.
+
+    Raises:
+        CheckpointError: it is torn or altered.
+    """
+    files = checkpoints.read(path)
+    try:
+        header = json.loads(files[_STATE])
+        arrays: Arrays = {}
+        for name, dtype, shape, offset, size in header["arrays"]:
+            raw = files[_ARRAYS][offset : offset + size]
+            kind = tf.as_dtype(dtype).as_numpy_dtype
+            arrays[name] = np.frombuffer(raw, dtype=kind).reshape(shape)
+        return decode(header["state"], arrays), arrays
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path.name} cannot be understood: {error}") from error
+
+
+class Writer:
+    """Writes checkpoints in a thread of its own, one at a time.
+
+    Args:
+        folder: the checkpoint folder.
+        keep: how many step checkpoints are kept.
+        saved: called after each, with name, bytes, seconds taken, seconds blocked and
+            what the caller of ``save`` gave as ``context``.
+        failed: called with the reason and ``context`` where the disk refused.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        saved: Callable[[str, int, float, float, Any], None],
+        failed: Callable[[str, Any], None],
+    ) -> None:
+        self._folder, self._keep = folder, keep
+        self._saved, self._failed = saved, failed
+        self._thread: threading.Thread | None = None
+
+    def save(
+        self, name: str, model: Any, state: Mapping[str, Any], context: Any
+    ) -> None:
+        """Copies everything now and writes it in the background."""
+        began = time.monotonic()
+        self.wait()
+        variables = {
+            f"variable/{index}": _copy(variable)
+            for index, variable in enumerate(training_variables(model))
+        }
+        files = _pack(state, variables)
+        blocked_s = time.monotonic() - began
+        # Not a daemon: the interpreter waits for a checkpoint that is being written.
+        self._thread = threading.Thread(
+            target=self._write,
+            args=(name, files, blocked_s, context),
+            name="oomrun-checkpoint",
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Returns when nothing is being written any more."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+
+    def _write(
+        self, name: str, files: dict[str, list[bytes]], blocked_s: float, context: Any
+    ) -> None:
+        began = time.monotonic()
+        try:
+            size = checkpoints.write(self._folder, name, files)
+        except OSError as error:
+            self._failed(f"{self._folder / name}: {error.strerror or error}", context)
+            return
+        self._saved(name, size, time.monotonic() - began, blocked_s, context)
+        self._prune()
+
+    def _prune(self) -> None:
+        kept = checkpoints.names(self._folder, "step")
+        for name in retention.superseded(kept, self._keep):
+            try:
+                checkpoints.discard(self._folder / name)
+            except OSError:
+                return  # the next save tries again

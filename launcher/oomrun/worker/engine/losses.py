@@ -1,0 +1,147 @@
+"""Makes the losses of the parts of a batch add up to the loss of the whole.
+
+A step's gradient is that of the loss of the whole batch. Cut into parts of ``n_j`` of
+``n`` samples, the engine weights part j's total loss by ``n_j / n``. That is exact for
+a mean over samples, and for what is counted once a step (regularisation). Keras has
+reductions for which it is not, each corrected here by a factor on its own loss value:
+
+- ``sum``: the parts simply add up: factor ``n / n_j``;
+- a mean over valid entries (masks) or over sample weights
+  (``mean_with_sample_weight``): weight by the part's own divisor ``d_j``:
+  factor ``(d_j / d) * (n / n_j)``, where ``d`` is the divisor of the whole batch and
+  has to be known before the first part (``Divisors``).
+
+All losses of Keras reduce in one function, ``reduce_weighted_values``; it is replaced
+while a step is traced. Source: keras/src/losses/loss.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.losses import loss as keras_loss
+
+__all__ = ["Divisors", "Reductions", "correcting", "tracking_by_samples"]
+
+
+class Divisors:
+    """Collects the divisors of the losses, in the order of their calls."""
+
+    def __init__(self) -> None:
+        self.values: list[tf.Tensor | None] = []
+
+    @property
+    def needed(self) -> bool:
+        """Whether any loss has a divisor that must be known for the whole batch."""
+        return any(value is not None for value in self.values)
+
+
+class Reductions:
+    """The whole batch's divisors, and the part's weight, while a part is traced."""
+
+    def __init__(
+        self, part: tf.Tensor, whole: tf.Tensor, totals: Sequence[tf.Tensor | None]
+    ) -> None:
+        self._ratio = (whole, part)
+        self._totals = list(totals)
+        self._calls = 0
+
+    def factor(self, divisor: tf.Tensor | None, reduction: str | None) -> Any:
+        """What this call's loss value has to be multiplied by; None for 1."""
+        index, self._calls = self._calls, self._calls + 1
+        whole, part = self._ratio
+        if divisor is not None:
+            total = self._totals[index] if index < len(self._totals) else None
+            if total is None:
+                raise RuntimeError("a loss was called in another order than before")
+            share = tf.math.divide_no_nan(divisor, total)
+            return share * tf.cast(whole, share.dtype) / tf.cast(part, share.dtype)
+        if reduction in ("sum", "none", None):
+            return tf.cast(whole, tf.float64) / tf.cast(part, tf.float64)
+        return None
+
+
+@contextlib.contextmanager
+def correcting(observer: Divisors | Reductions) -> Iterator[None]:
+    """Replaces Keras's loss reduction while the block traces a step."""
+    original = keras_loss.reduce_weighted_values
+
+    def reduce_weighted_values(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: str | None = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        loss = original(
+            values,
+            sample_weight=sample_weight,
+            mask=mask,
+            reduction=reduction,
+            dtype=dtype,
+        )
+        divisor = _divisor(values, sample_weight, mask, reduction, loss.dtype)
+        if isinstance(observer, Divisors):
+            observer.values.append(divisor)
+            return loss
+        factor = observer.factor(divisor, reduction)
+        return loss if factor is None else loss * tf.cast(factor, loss.dtype)
+
+    keras_loss.reduce_weighted_values = reduce_weighted_values
+    try:
+        yield
+    finally:
+        keras_loss.reduce_weighted_values = original
+
+
+def _divisor(
+    values: Any, sample_weight: Any, mask: Any, reduction: str | None, dtype: Any
+) -> tf.Tensor | None:
+    """What the reduction divides by, up to a factor that is alike in all parts."""
+    if reduction in ("mean", "sum_over_batch_size") and mask is not None:
+        return tf.reduce_sum(tf.cast(mask, dtype))
+    if reduction != "mean_with_sample_weight":
+        return None
+    if sample_weight is None and mask is None:
+        return None
+    weights = keras_loss.apply_mask(
+        None if sample_weight is None else tf.cast(sample_weight, dtype),
+        None if mask is None else tf.cast(mask, dtype),
+        dtype=dtype,
+        reduction=reduction,
+    )
+    _, weights = keras_loss.squeeze_or_expand_to_same_rank(
+        keras.ops.convert_to_tensor(values), weights
+    )
+    return tf.reduce_sum(weights)
+
+
+@contextlib.contextmanager
+def tracking_by_samples(model: Any, samples: tf.Tensor) -> Iterator[None]:
+    """Has the trackers of per-output losses weight by samples while a step is traced.
+
+    Keras weights them by the static batch size, which is unknown in a sliced batch:
+    it would then average the parts without weights.
+    """
+    compile_loss = model._compile_loss
+    metrics = list(compile_loss.metrics) if compile_loss is not None else []
+    originals = [metric.update_state for metric in metrics]
+
+    def weighted(original: Any) -> Any:
+        def update_state(values: Any, sample_weight: Any = None) -> Any:
+            del sample_weight
+            return original(values, sample_weight=samples)
+
+        return update_state
+
+    for metric, original in zip(metrics, originals, strict=True):
+        metric.update_state = weighted(original)
+    try:
+        yield
+    finally:
+        for metric in metrics:
+            del metric.update_state

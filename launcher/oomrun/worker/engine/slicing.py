@@ -1,0 +1,71 @@
+"""Cutting a batch of nested tensors along its first axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+__all__ = ["as_tensors", "batch_size", "rows", "take"]
+
+
+def _is_batched(value: Any) -> bool:
+    return isinstance(value, tf.Tensor | tf.RaggedTensor | tf.SparseTensor) and (
+        value.shape.rank is None or value.shape.rank > 0
+    )
+
+
+def as_tensors(data: Any) -> Any:
+    """The batch with NumPy arrays and Python numbers made tensors, None kept."""
+    return keras.tree.map_structure(
+        lambda v: (
+            v
+            if v is None or isinstance(v, tf.Tensor | tf.RaggedTensor | tf.SparseTensor)
+            else tf.convert_to_tensor(v)
+        ),
+        data,
+    )
+
+
+def _first(data: Any) -> Any:
+    for value in keras.tree.flatten(data):
+        if _is_batched(value):
+            return value
+    raise ValueError("the batch holds no tensor with a first axis to cut along")
+
+
+def batch_size(data: Any) -> int:
+    """Samples in an eager batch.
+
+    Raises:
+        ValueError: nothing in it has a first axis.
+    """
+    return int(rows(data))
+
+
+def rows(data: Any) -> tf.Tensor:
+    """Samples in a batch as an int32 scalar, also inside a graph."""
+    value = _first(data)
+    if isinstance(value, tf.RaggedTensor):
+        return tf.cast(value.nrows(), tf.int32)
+    if isinstance(value, tf.SparseTensor):
+        return tf.cast(value.dense_shape[0], tf.int32)
+    return tf.shape(value)[0]
+
+
+def take(data: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
+    """Samples ``start`` to ``stop`` (int32 scalars) of every tensor in ``data``."""
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, tf.SparseTensor):
+            begin = tf.concat(
+                [[tf.cast(start, tf.int64)], tf.zeros_like(value.dense_shape[1:])], 0
+            )
+            size = tf.concat(
+                [[tf.cast(stop - start, tf.int64)], value.dense_shape[1:]], 0
+            )
+            return tf.sparse.slice(value, begin, size)
+        return value[start:stop] if _is_batched(value) else value
+
+    return keras.tree.map_structure(cut, data)

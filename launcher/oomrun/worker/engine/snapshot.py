@@ -1,0 +1,64 @@
+"""Undoing what a failed step has changed.
+
+A step that runs out of memory before its gradients are complete has changed no weight,
+but layers may have updated statistics (BatchNorm), random generators their counters
+(Dropout), and metrics their sums. Copies of these, taken inside the step's own graph,
+are put back before the step is tried again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["Snapshot", "mutable_variables"]
+
+#: Layer state larger than this is not copied every step; such a model is recovered by
+#: restarts from a checkpoint only.
+MAX_SNAPSHOT_BYTES = 64 * 2**20
+
+
+def mutable_variables(model: Any) -> list[Any]:
+    """The variables a forward pass may change: layer state, random state, metrics.
+
+    Weights of frozen layers are not among them, though Keras lists them as
+    non-trainable: nothing in a step writes to them.
+    """
+    frozen = {
+        id(variable)
+        for layer in model._flatten_layers()
+        for variable in getattr(layer, "_trainable_variables", ())
+    }
+    seen: set[int] = set()
+    found = []
+    for variable in [*model.non_trainable_variables, *model.metrics_variables]:
+        if id(variable) not in frozen and id(variable) not in seen:
+            seen.add(id(variable))
+            found.append(variable)
+    return found
+
+
+class Snapshot:
+    """Copies of a model's mutable variables."""
+
+    def __init__(self, model: Any) -> None:
+        self._variables = [variable.value for variable in mutable_variables(model)]
+        size = sum(v.shape.num_elements() * v.dtype.size for v in self._variables)
+        self.possible = size <= MAX_SNAPSHOT_BYTES
+        if not self.possible:
+            self._variables = []
+        self._copies = [
+            tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False, name="oomrun_undo")
+            for v in self._variables
+        ]
+
+    def take(self) -> None:
+        """Copies the values; called inside a graph or eagerly, before a step."""
+        for variable, copy in zip(self._variables, self._copies, strict=True):
+            copy.assign(variable)
+
+    def restore(self) -> None:
+        """Puts the values of the last ``take`` back."""
+        for variable, copy in zip(self._variables, self._copies, strict=True):
+            variable.assign(copy)

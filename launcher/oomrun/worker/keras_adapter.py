@@ -1,0 +1,409 @@
+"""Puts the engine under Keras: ``fit`` keeps all that it does, but not its step.
+
+Covers: replacing, on Keras's own trainer class and once a process, how the train, test
+and predict functions are made, the epoch iterator of ``fit``, and ``fit`` itself. The
+user's script and its models are not touched.
+Source of what is relied on: keras/src/backend/tensorflow/trainer.py, 3.3 to 3.15.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer as keras_trainer
+
+from oomrun.worker import callback_state, checkpointing, randomness
+from oomrun.worker.engine import slicing, step
+from oomrun.worker.engine.evaluation import PredictFunction, TestFunction
+from oomrun.worker.position import EpochIterator, Position
+from oomrun.worker.session import FitCall, Session
+
+__all__ = ["install"]
+
+_Trainer = keras_trainer.TensorFlowTrainer
+
+
+def install(session: Session) -> None:
+    """Hooks Keras for ``session``; to be called once, before the script runs."""
+    _hook_epoch_iterator(session)
+    _hook_train_function(session)
+    _hook_test_functions(session)
+    _hook_empty_epoch()
+    _Trainer.fit = _fit(session, _Trainer.fit)
+
+
+def _fit(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(model, *args, **kwargs)
+        bound.apply_defaults()
+        if session.fit is not None or not getattr(model, "compiled", False):
+            return original(*bound.args, **bound.kwargs)  # nested, or Keras's own error
+        arguments = bound.arguments
+        _override_batch_size(session, arguments)
+        call = session.begin_fit(
+            model, _fingerprint(model, arguments), arguments["epochs"]
+        )
+        call.initial_epoch = arguments["initial_epoch"] or 0
+        reason = step.can_step(model)
+        call.managed = not reason
+        if reason:
+            session.note(
+                "restart-only",
+                f"{reason}: its steps are not split, and running out of memory can "
+                "only be answered by a restart",
+            )
+        session.fit = call
+        try:
+            if call.saved is not None and call.saved[0]["result"] is not None:
+                return _replay(session, call, arguments)
+            arguments["callbacks"] = _with_ours(session, call, arguments["callbacks"])
+            history = original(*bound.args, **bound.kwargs)
+            session.end_fit(call, history)
+            return history
+        except tf.errors.ResourceExhaustedError as error:
+            _exhausted_outside_a_step(session, str(error))
+            raise
+        finally:
+            session.fit = None
+
+    return fit
+
+
+def _override_batch_size(session: Session, arguments: dict[str, Any]) -> None:
+    """The job file's ``batch.global`` takes the place of ``fit``'s ``batch_size``."""
+    wanted = session.launch.global_batch_size
+    if wanted is None:
+        return
+    if isinstance(arguments["x"], tf.data.Dataset | keras.utils.PyDataset):
+        return  # checked against the data's own batches in the epoch iterator
+    arguments["batch_size"] = wanted
+
+
+def _exhausted_outside_a_step(session: Session, message: str) -> None:
+    """Memory ran out in ``fit``, but in none of the passes that the engine makes."""
+    call = session.fit
+    phase = "unknown" if call is not None and call.managed else "apply"
+    size = session.micro_batches.size(2**31 - 1)
+    session.micro_batches.report(
+        size if size < 2**31 - 1 else None, phase, message, recovery="restart"
+    )
+
+
+def _fingerprint(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What makes this call of ``fit`` the same one in another run of the script."""
+    x = arguments["x"]
+    shapes = [
+        list(v.shape)
+        for v in keras.tree.flatten(x)
+        if hasattr(v, "shape") and not isinstance(v, tf.data.Dataset)
+    ]
+    return {
+        "model": type(model).__name__,
+        "optimizer": type(model.optimizer).__name__,
+        "batch_size": arguments["batch_size"],
+        "epochs": arguments["epochs"],
+        "steps_per_epoch": arguments["steps_per_epoch"],
+        "data": shapes or type(x).__name__,
+    }
+
+
+def _with_ours(session: Session, call: FitCall, callbacks: Any) -> Any:
+    ours = _EngineCallback(session, call)
+    call.callbacks = _listed(callbacks)
+    if call.saved is not None:
+        callback_state.prepare_to_resume(call.callbacks)
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks.append(ours)
+        ours.set_model(call.model)
+        return callbacks
+    return [*call.callbacks, ours]
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    """The callbacks in whatever form ``fit`` was given them."""
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return [
+            callback
+            for callback in callbacks.callbacks
+            if not isinstance(callback, keras.callbacks.ProgbarLogger)
+        ]
+    return keras.tree.flatten(callbacks)  # type: ignore[no-any-return]
+
+
+def _replay(session: Session, call: FitCall, arguments: dict[str, Any]) -> Any:
+    """A ``fit`` that was completed before returns what it returned then."""
+    assert call.saved is not None
+    state, arrays = call.saved
+    session_build = EpochIterator(
+        distribute_strategy=call.model.distribute_strategy,
+        x=arguments["x"],
+        y=arguments["y"],
+        sample_weight=arguments["sample_weight"],
+        batch_size=arguments["batch_size"],
+        steps_per_epoch=arguments["steps_per_epoch"],
+        shuffle=arguments["shuffle"],
+        class_weight=arguments["class_weight"],
+        epoch_seed=randomness.EpochSeed(session.launch.seed, call.number),
+    )
+    _build(call.model, session_build.element_spec)
+    checkpointing.restore_variables(
+        checkpointing.training_variables(call.model), arrays
+    )
+    randomness.restore(state["random"])
+    history = keras.callbacks.History()
+    history.set_model(call.model)
+    history.history = state["result"]["history"]
+    history.epoch = state["result"]["epochs"]
+    call.model.history = history
+    callback_state.restore(_listed(arguments["callbacks"]), state["callbacks"])
+    session.replayed(call, state)
+    return history
+
+
+def _build(model: Any, spec: Any) -> None:
+    """Makes all variables of an unbuilt model, as its first batch would."""
+    batch = keras.tree.map_structure(_symbolic, spec)
+    if not isinstance(batch, tuple):
+        batch = (batch,)
+    model._symbolic_build(data_batch=step.unpack(batch))
+
+
+def _symbolic(spec: Any) -> Any:
+    if isinstance(spec, tf.TensorSpec):
+        return keras.KerasTensor(tuple(spec.shape), spec.dtype.name)
+    return None
+
+
+class _EngineCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Follows ``fit`` through its hooks: restores, reports, saves, stops."""
+
+    def __init__(self, session: Session, call: FitCall) -> None:
+        super().__init__()
+        self._session, self._call = session, call
+        self._restored = call.saved is None
+        self._random: dict[str, Any] | None = None
+        self._began = 0.0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        call = self._call
+        history = getattr(call.model, "history", None)
+        if history is not None and history not in call.callbacks:
+            call.callbacks.append(history)
+        if call.iterator is not None:
+            _build(call.model, call.iterator.element_spec)
+        call.epoch = call.initial_epoch
+        if call.saved is None:
+            return
+        state, _ = call.saved
+        # Keras begins here; BackupAndRestore uses the same entrance.
+        call.model._initial_epoch = state["epoch"]
+        self._session.restored(call, state)
+        call.iterator.enter_at(
+            Position(
+                epochs=state["epoch"] - state["initial_epoch"],
+                batches=state["batches"],
+                fingerprint=state["data"],
+            )
+        )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        call = self._call
+        if self._restored:
+            call.epoch, call.batches = epoch, 0
+            return
+        # Last of all hooks: what the others have set for this epoch was set before
+        # the checkpoint was written, and is in it.
+        assert call.saved is not None
+        state, arrays = call.saved
+        checkpointing.restore_variables(
+            checkpointing.training_variables(call.model), arrays
+        )
+        callback_state.restore(call.callbacks, state["callbacks"])
+        self._random = state["random"]
+        self._restored = True
+        call.saved = None
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._restore_random()
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if not self._call.managed:
+            self._count_unmanaged()
+        self._session.batch_ended((logs or {}).get("loss"))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._restore_random()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._session.phase("evaluating")
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self._session.phase("training")
+
+    def _restore_random(self) -> None:
+        """Once the data is at its position: getting there draws random numbers."""
+        if self._random is not None:
+            randomness.restore(self._random)
+            self._random = None
+            if self._call.iterator.repeats is False:
+                self._session.note(
+                    "data-not-repeated",
+                    "the data pipeline did not give the batches again that it gave "
+                    "before the restart: some samples of this epoch may be trained "
+                    "twice and others not at all. A seed in the script's shuffle "
+                    "makes it repeatable",
+                )
+
+    def _count_unmanaged(self) -> None:
+        session, call = self._session, self._call
+        size = call.iterator.batch_size or 1
+        session.announce(size)
+        session.due_after_step()
+        session.step_done(size, time.perf_counter() - self._began)
+
+
+def _hook_epoch_iterator(session: Session) -> None:
+    original = keras_trainer.TFEpochIterator
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        call = session.fit
+        if call is None or call.iterator is not None:
+            return original(*args, **kwargs)  # evaluate, predict, validation
+        seed = randomness.EpochSeed(session.launch.seed, call.number)
+        call.iterator = EpochIterator(*args, epoch_seed=seed, **kwargs)
+        _check_batch_size(session, call.iterator.batch_size)
+        return call.iterator
+
+    keras_trainer.TFEpochIterator = make
+
+
+def _check_batch_size(session: Session, found: int | None) -> None:
+    wanted = session.launch.global_batch_size
+    if wanted is not None and found is not None and wanted != found:
+        raise ValueError(
+            f"batch.global is {wanted} in the job file, but the script's dataset gives "
+            f"batches of {found}: change one of the two"
+        )
+
+
+def _hook_train_function(session: Session) -> None:
+    original = _Trainer.make_train_function
+
+    @functools.wraps(original)
+    def make_train_function(model: Any, force: bool = False) -> Any:
+        if step.can_step(model):
+            return original(model, force=force)
+        if model.train_function is None or force:
+            model.train_function = _TrainFunction(session, model)
+        return model.train_function
+
+    _Trainer.make_train_function = make_train_function
+
+
+class _TrainFunction:
+    """Takes Keras's place in pulling batches and training on them."""
+
+    def __init__(self, session: Session, model: Any) -> None:
+        self._session, self._model = session, model
+        self._function: step.StepFunction | None = None
+
+    def __call__(self, iterator: Any) -> Any:
+        logs = None
+        for _ in range(self._model.steps_per_execution):
+            try:
+                data = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if logs is None:
+                    raise StopIteration from None
+                break
+            logs = self._step(slicing.as_tensors(data))
+        return logs
+
+    def _step(self, data: Any) -> Any:
+        session = self._session
+        if self._function is None:
+            self._model._symbolic_build(data_batch=step.unpack(data))
+            self._function = step.StepFunction(self._model)
+        samples = slicing.batch_size(data)
+        session.before_step(data, samples)
+        while True:
+            size = session.micro_batches.size(samples)
+            began = time.perf_counter()
+            try:
+                logs = self._function.run(data, samples, size)
+                break
+            except tf.errors.ResourceExhaustedError as error:
+                # Only its text is kept: its frames hold the failed step's tensors.
+                message = str(error)
+            self._exhausted(size, samples, message)
+        session.micro_batches.ran(size)
+        session.step_done(samples, time.perf_counter() - began)
+        return logs
+
+    def _exhausted(self, size: int, samples: int, message: str) -> None:
+        """Returns where the step can be taken again, with a smaller micro-batch."""
+        assert self._function is not None
+        session, function = self._session, self._function
+        applying = function.applying
+        undone = not applying and function.snapshot.possible
+        if undone:
+            function.snapshot.restore()
+        phase = "apply" if applying else "gradients"
+        if session.micro_batches.shrink(size, samples, phase, message, safe=undone):
+            return
+        if undone:
+            session.emergency_checkpoint()
+        session.leave_for_restart()
+
+
+def _hook_test_functions(session: Session) -> None:
+    make_test, make_predict = (
+        _Trainer.make_test_function,
+        _Trainer.make_predict_function,
+    )
+
+    @functools.wraps(make_test)
+    def make_test_function(model: Any, force: bool = False) -> Any:
+        if model.test_function is None or force:
+            make_test(model, force=True)
+            model.test_function = TestFunction(
+                model, model.test_function, session.micro_batches
+            )
+        return model.test_function
+
+    @functools.wraps(make_predict)
+    def make_predict_function(model: Any, force: bool = False) -> Any:
+        if model.predict_function is None or force:
+            make_predict(model, force=True)
+            model.predict_function = PredictFunction(
+                model.predict_function, session.micro_batches
+            )
+        return model.predict_function
+
+    _Trainer.make_test_function = make_test_function
+    _Trainer.make_predict_function = make_predict_function
+
+
+def _hook_empty_epoch() -> None:
+    """An epoch resumed after its last batch has no step, but it has metrics."""
+    original = _Trainer._get_metrics_result_or_logs
+
+    @functools.wraps(original)
+    def metrics_or_logs(model: Any, logs: Any) -> Any:
+        if not logs:
+            return model.get_metrics_result()
+        return original(model, logs)
+
+    _Trainer._get_metrics_result_or_logs = metrics_or_logs

@@ -1,0 +1,141 @@
+"""The position in the data, and going back to it.
+
+An epoch iterator of Keras that can start in the middle of an epoch: it makes the
+iterators of the epochs before (each may draw a new shuffle order) and steps over the
+batches that were trained. The position is a count of batches of the global batch size,
+which recovery never changes, and so a count of samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer as keras_trainer
+
+from oomrun.worker.randomness import EpochSeed
+
+__all__ = ["DataEndedError", "EpochIterator", "Position", "fingerprint"]
+
+_HASHED_BYTES = 1 << 20
+
+
+class DataEndedError(RuntimeError):
+    """The data ended before the position that training had reached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where to go on: after ``batches`` batches, in the epoch after ``epochs`` others.
+
+    ``fingerprint`` is that of the last batch trained, empty where it is not known.
+    """
+
+    epochs: int
+    batches: int
+    fingerprint: str = ""
+
+
+def fingerprint(data: Any) -> str:
+    """A checksum of a batch's content, of at most 1 MiB a tensor."""
+    digest = hashlib.sha256()
+    for value in keras.tree.flatten(data):
+        if isinstance(value, tf.Tensor):
+            array = np.asarray(value)
+            digest.update(str(array.shape).encode())
+            if not array.dtype.hasobject:
+                flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                digest.update(flat[:_HASHED_BYTES].tobytes())
+    return digest.hexdigest()
+
+
+class EpochIterator(keras_trainer.TFEpochIterator):  # type: ignore[misc]
+    """Keras's epoch iterator, with an entrance in mid-epoch."""
+
+    def __init__(self, *args: Any, epoch_seed: EpochSeed, **kwargs: Any) -> None:
+        self._epoch_seed = epoch_seed
+        self._epochs_begun = 0
+        self._entrance: Position | None = None
+        #: Whether the last batch stepped over was the one trained; None: not known.
+        self.repeats: bool | None = None
+        epoch_seed.building(
+            lambda: super(EpochIterator, self).__init__(*args, **kwargs)
+        )
+
+    @property
+    def element_spec(self) -> Any:
+        """Shapes and dtypes of a batch."""
+        return self._distributed_dataset.element_spec
+
+    @property
+    def batch_size(self) -> int | None:
+        """The batch size that the script gave, where the data tells it."""
+        return self.data_adapter.batch_size  # type: ignore[no-any-return]
+
+    def enter_at(self, position: Position) -> None:
+        """The next epoch that is iterated begins at ``position``."""
+        self._entrance = position
+
+    def _enumerate_iterator(self) -> Iterator[Any]:
+        entrance, self._entrance = self._entrance, None
+        if entrance is None:
+            yield from self._one_epoch()
+            return
+        for _ in range(entrance.epochs):
+            self._pass_epoch()
+        yield from self._enter(entrance)
+
+    # Keras before 3.8 iterates by this name.
+    def enumerate_epoch(self) -> Iterator[Any]:
+        """One epoch, as older versions of Keras ask for it."""
+        return self._enumerate_iterator()
+
+    def _one_epoch(self) -> Iterator[Any]:
+        self._epoch_seed.epoch(self._epochs_begun)
+        self._epochs_begun += 1
+        base: Any = super()
+        if hasattr(base, "_enumerate_iterator"):
+            return base._enumerate_iterator()  # type: ignore[no-any-return]
+        return base.enumerate_epoch()  # type: ignore[no-any-return]
+
+    def _pass_epoch(self) -> None:
+        """Leaves the pipeline as an epoch of training would have left it."""
+        epoch = self._one_epoch()
+        if self.steps_per_epoch is None:
+            # A new iterator is made for every epoch; making it draws its shuffle.
+            next(epoch, None)
+            epoch.close()  # type: ignore[attr-defined]
+            self.data_adapter.on_epoch_end()
+            return
+        for *_, iterator in epoch:
+            self._step_over(iterator, self.steps_per_execution)
+
+    def _enter(self, entrance: Position) -> Iterator[Any]:
+        passed = 0
+        last: Any = None
+        for item in self._one_epoch():
+            if passed < entrance.batches:
+                count = min(self.steps_per_execution, entrance.batches - passed)
+                last = self._step_over(item[-1], count)
+                passed += count
+                if passed == entrance.batches and entrance.fingerprint:
+                    self.repeats = fingerprint(last) == entrance.fingerprint
+                continue
+            yield item
+
+    def _step_over(self, iterator: Any, count: int) -> Any:
+        data = None
+        for _ in range(count):
+            try:
+                data = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                raise DataEndedError(
+                    "the data ended before the batch at which training is to go on: "
+                    "it has changed since the checkpoint was written"
+                ) from None
+        return data

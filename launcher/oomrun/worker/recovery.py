@@ -1,0 +1,126 @@
+"""Running out of memory inside the worker: what to try, and what to tell.
+
+Covers: the micro-batch that is used now, for training and for evaluation; choosing the
+next smaller one; reporting each exhaustion once. Does not cover: undoing the failed
+step (``engine/snapshot.py``) and restarts (``oomrun.core.policy``).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+from oomrun.core import batch, launch
+from oomrun.core import events as ev
+from oomrun.worker import devices
+from oomrun.worker.channel import Channel
+
+__all__ = ["MicroBatches", "RestartNeededError"]
+
+
+class RestartNeededError(SystemExit):
+    """This process cannot go on; the supervisor starts another one.
+
+    A ``SystemExit``, so that the script's own ``except Exception`` does not take it
+    for an error of training.
+    """
+
+
+class MicroBatches:
+    """The micro-batch per phase, shrunk as memory demands, never grown.
+
+    Attributes:
+        step: the step that training has reached, for reports.
+    """
+
+    def __init__(self, settings: launch.Launch, channel: Channel) -> None:
+        self._settings = settings
+        self._channel = channel
+        planned = settings.plan.devices[0].micro_batch_size
+        self._limits: dict[str, int | None] = {
+            "gradients": planned,
+            "evaluate": planned,
+        }
+        self._ran: dict[str, int] = {"gradients": 0, "evaluate": 0}
+        self.step = 0
+
+    def size(self, samples: int, phase: str = "gradients") -> int:
+        """Samples a pass for a batch of ``samples``."""
+        settings = self._settings
+        if settings.micro_batch_fixed is not None and phase == "gradients":
+            return min(settings.micro_batch_fixed, samples)
+        bounds = [samples, self._limits[phase], settings.micro_batch_max]
+        return min(bound for bound in bounds if bound is not None)
+
+    def ran(self, size: int, phase: str = "gradients") -> None:
+        """Notes a size that has just worked."""
+        self._ran[phase] = max(self._ran[phase], size)
+
+    def shrink(
+        self, size: int, samples: int, phase: str, message: str, *, safe: bool
+    ) -> bool:
+        """Reports that ``size`` samples did not fit; takes a smaller size if it may.
+
+        Args:
+            size: the micro-batch that failed.
+            samples: rows of the batch it was cut from.
+            phase: gradients, apply, evaluate or predict.
+            message: TensorFlow's text.
+            safe: nothing was changed by the failed pass, or it was undone.
+
+        Returns:
+            Whether the same pass can be run again in this process.
+        """
+        kind = "gradients" if phase in ("gradients", "apply") else "evaluate"
+        ran = self._ran[kind] if self._ran[kind] < size else 0
+        smaller = batch.smaller_micro_batch(samples, size, ran)
+        fixed = kind == "gradients" and self._settings.micro_batch_fixed is not None
+        again = safe and self._settings.in_process and smaller > 0 and not fixed
+        self.report(size, phase, message, recovery="in_process" if again else "restart")
+        if not again:
+            return False
+        self._limits[kind] = smaller
+        passes = batch.accumulation_steps(samples, smaller)
+        device = self._settings.plan.devices[0].id
+        self._channel.send(
+            ev.MicroBatchChanged(
+                at=time.time(),
+                attempt=self._settings.attempt,
+                old=size,
+                new=smaller,
+                phase=kind,
+                reason=f"{device} ran out of memory in {phase} at micro-batch {size}: "
+                f"micro-batch {size} -> {smaller} x {passes} (global {samples})",
+            )
+        )
+        return True
+
+    def report(
+        self, size: int | None, phase: str, message: str, *, recovery: str
+    ) -> None:
+        """Tells the supervisor of one exhaustion."""
+        memory = devices.read_memory(self._settings.plan)
+        self._channel.send(
+            ev.OomOccurred(
+                at=time.time(),
+                attempt=self._settings.attempt,
+                rank=self._settings.rank,
+                device=self._settings.plan.devices[0].id,
+                kind="device",
+                phase=phase,
+                recovery=recovery,
+                micro_batch_size=size,
+                step=self.step,
+                message=_decisive(message),
+                memory=memory,
+            )
+        )
+        # The peak of what did not fit says nothing of what will.
+        devices.reset_peaks(self._settings.plan)
+
+
+def _decisive(message: str) -> str:
+    """The part of TensorFlow's long text that names shape, type and device."""
+    found = re.search(r"OOM when allocating tensor[^\n]*", message)
+    text = found.group(0) if found else message.strip().split("\n", 1)[0]
+    return text[:500]

@@ -1,0 +1,393 @@
+"""One script's training in this process: its fits, where it is, what it reports.
+
+Covers: counting ``fit`` calls, going on with the one that was interrupted, handing
+back the ones that were completed; progress, checkpoints, the request to stop.
+Does not cover: how a step is taken (``engine``) and how Keras is hooked
+(``keras_adapter.py``).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from oomrun import checkpoints
+from oomrun.core import events as ev
+from oomrun.core.errors import CheckpointError
+from oomrun.core.launch import Launch
+from oomrun.worker import (
+    callback_state,
+    checkpointing,
+    devices,
+    lifeline,
+    position,
+    randomness,
+)
+from oomrun.worker.channel import Channel
+from oomrun.worker.encoding import Arrays
+from oomrun.worker.recovery import MicroBatches, RestartNeededError
+
+__all__ = ["FitCall", "ScriptChangedError", "Session", "StoppedError"]
+
+_PROGRESS_EVERY_S = 0.25
+_HARD_EXIT_AFTER_S = 20.0
+EXIT_STOPPED, EXIT_RESTART = 75, 70
+
+
+class StoppedError(SystemExit):
+    """We were asked to stop, and have written a checkpoint."""
+
+
+class ScriptChangedError(RuntimeError):
+    """The script does not do what it did when the checkpoint was written."""
+
+
+@dataclass
+class FitCall:
+    """One call of ``fit``.
+
+    Attributes:
+        number: from 1, in the order of the script.
+        fingerprint: what must be alike for a checkpoint to belong to this call.
+        saved: state and arrays to go on from, None for a fresh start.
+        epoch, batches: epochs done, and batches done in the current one.
+    """
+
+    number: int
+    fingerprint: dict[str, Any]
+    model: Any
+    epochs: int = 1
+    initial_epoch: int = 0
+    saved: tuple[dict[str, Any], Arrays] | None = None
+    iterator: Any = None
+    callbacks: list[Any] = field(default_factory=list)
+    epoch: int = 0
+    batches: int = 0
+    announced: bool = False
+    managed: bool = True
+
+
+@dataclass
+class _Window:
+    """The steps since the last report."""
+
+    began: float = field(default_factory=time.monotonic)
+    steps: int = 0
+    seconds: float = 0.0
+
+
+class Session:
+    """The training of one script in one process."""
+
+    def __init__(self, launch: Launch, channel: Channel) -> None:
+        self.launch = launch
+        self.channel = channel
+        self.micro_batches = MicroBatches(launch, channel)
+        self.fit: FitCall | None = None
+        self.step = self.samples = 0
+        self._fits = 0
+        self._window = _Window()
+        self._loss: float | None = None
+        self._batch = 0
+        self._global_batch_size = launch.global_batch_size
+        self._notes: set[str] = set()
+        self._folder = Path(launch.checkpoint_dir)
+        self._fingerprint: str | None = None
+        self._due = ""
+        self._saved_at = time.monotonic()
+        self._leaving = False
+        self.writer = checkpointing.Writer(
+            self._folder, launch.keep, self._checkpoint_saved, self._checkpoint_failed
+        )
+        checkpoints.remove_unfinished(self._folder)
+
+    # -- reporting -------------------------------------------------------------
+
+    def note(self, code: str, text: str) -> None:
+        """Tells a person something, once a process."""
+        if code not in self._notes:
+            self._notes.add(code)
+            self._send(ev.Noted, code=code, text=text)
+
+    def phase(self, name: str) -> None:
+        """Tells what the worker turns to, and starts a new window for its peaks."""
+        self._report_progress()
+        memory = devices.read_memory(self.launch.plan)
+        self._send(ev.PhaseChanged, phase=name, memory=memory)
+        devices.reset_peaks(self.launch.plan)
+
+    def _send(self, event: Any, **fields: Any) -> None:
+        self.channel.send(event(at=time.time(), attempt=self.launch.attempt, **fields))
+
+    # -- the life of a fit -----------------------------------------------------
+
+    def begin_fit(
+        self, model: Any, fingerprint: dict[str, Any], epochs: int
+    ) -> FitCall:
+        """The next call of ``fit``; ``saved`` says from where it goes on."""
+        if self._leaving:
+            self._hard_exit()
+        self._fits += 1
+        call = FitCall(
+            number=self._fits, fingerprint=fingerprint, model=model, epochs=epochs
+        )
+        call.saved = self._load("fit", call) or self._load("step", call)
+        return call
+
+    def _load(self, kind: str, call: FitCall) -> tuple[dict[str, Any], Arrays] | None:
+        for name in checkpoints.names(self._folder, kind):
+            if kind == "fit" and name != f"fit-{call.number:04d}":
+                continue
+            try:
+                state, arrays = checkpointing.load(self._folder / name)
+            except CheckpointError as error:
+                self._send(ev.CheckpointRejected, name=name, reason=str(error))
+                checkpoints.discard(self._folder / name)
+                continue
+            if state["fit"] != call.number:
+                continue
+            state["name"] = name
+            self._check(call, state)
+            return state, arrays
+        return None
+
+    def _check(self, call: FitCall, state: dict[str, Any]) -> None:
+        for key, value in call.fingerprint.items():
+            before = state["fingerprint"].get(key)
+            if before != value:
+                raise ScriptChangedError(
+                    f"fit number {call.number}: {key} is {value!r}, but was {before!r} "
+                    f"when {state['name']} was written. Call oomrun with --fresh to "
+                    "train from the start"
+                )
+
+    def restored(self, call: FitCall, state: dict[str, Any]) -> None:
+        """Training goes on at ``state``."""
+        self.step, self.samples = state["step"], state["samples"]
+        self.micro_batches.step = self.step
+        call.epoch, call.batches = state["epoch"], state["batches"]
+        self._send(
+            ev.Restored,
+            name=state["name"],
+            fit=call.number,
+            step=self.step,
+            samples=self.samples,
+            lost_steps=max(0, self.launch.last_step - self.step),
+        )
+
+    def announce(self, batch_size: int | None) -> None:
+        """Reports the beginning of a fit, once its batch size is known."""
+        call = self.fit
+        if call is None or call.announced:
+            return
+        call.announced = True
+        size = call.iterator.batch_size if call.iterator is not None else None
+        self._global_batch_size = size or batch_size or self._global_batch_size
+        micro = batch_size and self.micro_batches.size(
+            self._global_batch_size or batch_size
+        )
+        self._send(
+            ev.FitStarted,
+            fit=call.number,
+            epochs=call.epochs,
+            initial_epoch=call.epoch,
+            global_batch_size=self._global_batch_size,
+            micro_batch_size=micro if call.managed else None,
+            steps_per_epoch=call.iterator and call.iterator.num_batches,
+            state_bytes=checkpointing.state_bytes(call.model),
+        )
+
+    def end_fit(self, call: FitCall, history: Any) -> None:
+        """Keeps the result of a completed ``fit``, for the next run of the script."""
+        self._report_progress()
+        self._save(
+            f"fit-{call.number:04d}",
+            call,
+            reason="fit completed",
+            result={"history": dict(history.history), "epochs": list(history.epoch)},
+        )
+        self.writer.wait()
+        self._send(
+            ev.FitEnded,
+            fit=call.number,
+            step=self.step,
+            samples=self.samples,
+            epoch=call.epoch + 1,
+        )
+        self.fit = None
+
+    def replayed(self, call: FitCall, state: dict[str, Any]) -> None:
+        """A completed ``fit`` was handed back from its record."""
+        self.step, self.samples = state["step"], state["samples"]
+        self._send(
+            ev.FitEnded,
+            fit=call.number,
+            step=self.step,
+            samples=self.samples,
+            epoch=state["epoch"] + 1,
+            replayed=True,
+        )
+        self.fit = None
+
+    # -- the life of a step ----------------------------------------------------
+
+    def before_step(self, data: Any, samples: int) -> None:
+        """Called with every batch before it is trained."""
+        self.announce(samples)
+        self._due = self._why_save(self.step + 1)
+        self._fingerprint = position.fingerprint(data) if self._due else None
+
+    def due_after_step(self) -> None:
+        """As ``before_step``, for a step whose batch we never see."""
+        self._due, self._fingerprint = self._why_save(self.step + 1), None
+
+    def step_done(self, samples: int, seconds: float) -> None:
+        """One more optimizer step over ``samples`` samples was taken."""
+        self.step += 1
+        self.samples += samples
+        self.micro_batches.step = self.step
+        self._batch = samples
+        self._window.steps += 1
+        self._window.seconds += seconds
+        if self.fit is not None:
+            self.fit.batches += 1
+
+    def batch_ended(self, loss: Any) -> None:
+        """Keras has called the batch hooks: a good moment to report, save or stop."""
+        now = time.monotonic()
+        if now - self._window.began >= _PROGRESS_EVERY_S:
+            self._loss = _finite(loss)
+            self._report_progress()
+        stopping = self.channel.stop_requested.is_set()
+        call = self.fit
+        if call is None or not (self._due or stopping):
+            return
+        self._loss = _finite(loss)
+        self._report_progress()
+        self._save_step(call, "stop" if stopping else self._due)
+        if stopping:
+            self.leave_stopped()
+
+    def _why_save(self, step: int) -> str:
+        """Why a checkpoint is due after ``step``, or an empty string."""
+        if self.channel.stop_requested.is_set():
+            return "stop"
+        every = self.launch.checkpoint_every_steps
+        if every is not None and step % every == 0:
+            return "schedule"
+        seconds = self.launch.checkpoint_every_s
+        if seconds is not None and time.monotonic() - self._saved_at >= seconds:
+            return "schedule"
+        return ""
+
+    def _report_progress(self) -> None:
+        window, call = self._window, self.fit
+        if window.steps == 0 or call is None:
+            return
+        size = self._global_batch_size or self._batch
+        self._send(
+            ev.Progressed,
+            fit=call.number,
+            step=self.step,
+            samples=self.samples,
+            epoch=call.epoch + 1,
+            step_in_epoch=call.batches,
+            loss=self._loss,
+            window_steps=window.steps,
+            step_s=window.seconds / window.steps,
+            global_batch_size=size,
+            micro_batch_size=self.micro_batches.size(size) if call.managed else size,
+            memory=devices.read_memory(self.launch.plan),
+        )
+        devices.reset_peaks(self.launch.plan)
+        self._window = _Window()
+
+    # -- checkpoints -----------------------------------------------------------
+
+    def _save_step(self, call: FitCall, reason: str) -> None:
+        name = f"step-{self.step:010d}-{self.launch.attempt:04d}"
+        self._save(name, call, reason=reason, result=None)
+        self._due, self._saved_at = "", time.monotonic()
+
+    def _save(self, name: str, call: FitCall, *, reason: str, result: Any) -> None:
+        state = {
+            "fit": call.number,
+            "fingerprint": call.fingerprint,
+            "step": self.step,
+            "samples": self.samples,
+            "epoch": call.epoch,
+            "batches": call.batches,
+            "initial_epoch": call.initial_epoch,
+            "data": self._fingerprint or "",
+            "callbacks": callback_state.save(call.callbacks),
+            "random": randomness.save(),
+            "result": result,
+        }
+        context = (self.step, self.samples, call.epoch + 1, reason)
+        self.writer.save(name, call.model, state, context)
+
+    def emergency_checkpoint(self) -> None:
+        """Saves after an exhaustion that has changed nothing: no step is lost."""
+        if self.fit is not None and self.fit.announced:
+            self._fingerprint = None
+            self._save_step(self.fit, "out of memory")
+            self.writer.wait()
+
+    def _checkpoint_saved(
+        self, name: str, size: int, seconds: float, blocked_s: float, context: Any
+    ) -> None:
+        step, samples, epoch, reason = context
+        self._send(
+            ev.CheckpointSaved,
+            name=name,
+            step=step,
+            samples=samples,
+            epoch=epoch,
+            size_bytes=size,
+            duration_s=seconds,
+            blocked_s=blocked_s,
+            reason=reason,
+        )
+
+    def _checkpoint_failed(self, reason: str, context: Any) -> None:
+        self._send(ev.CheckpointFailed, step=context[0], reason=reason)
+
+    # -- leaving ---------------------------------------------------------------
+
+    def leave_stopped(self) -> None:
+        """Ends the script since we were asked to; the checkpoint is complete."""
+        self.writer.wait()
+        self._send(
+            ev.ScriptEnded, rank=self.launch.rank, outcome="stopped",
+            exit_code=EXIT_STOPPED,
+        )  # fmt: skip
+        self._leave()
+        raise StoppedError(EXIT_STOPPED)
+
+    def leave_for_restart(self) -> None:
+        """Ends the script since this process cannot go on."""
+        self.writer.wait()
+        self._leave()
+        raise RestartNeededError(EXIT_RESTART)
+
+    def _leave(self) -> None:
+        self._leaving = True
+        # A script may catch even SystemExit; it must not train on.
+        timer = threading.Timer(_HARD_EXIT_AFTER_S, self._hard_exit)
+        timer.daemon = True
+        timer.start()
+
+    def _hard_exit(self) -> None:
+        self.channel.close()
+        lifeline.end_group()
+
+
+def _finite(value: Any) -> float | None:
+    if value is None:
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None
