@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oomrun.core import event_json
 from oomrun.core import events as ev
 from oomrun.core.diagnosis import Evidence
 from oomrun.core.launch import STOP
@@ -85,8 +86,8 @@ class _Watch:
     def accept(self, value: Any) -> ev.Event | None:
         """The event in a message, or None where it is none that a worker may send."""
         try:
-            event = ev.from_json(value)
-        except ev.MalformedEventError as error:
+            event = event_json.from_json(value)
+        except event_json.MalformedEventError as error:
             self._refuse(str(error))
             return None
         if not isinstance(event, _FROM_WORKERS):

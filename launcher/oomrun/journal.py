@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+from oomrun.core import event_json
 from oomrun.core import events as ev
 from oomrun.core.errors import JournalError
 
@@ -63,7 +64,9 @@ class Journal:
             JournalError: it could not be written. No half line is left where the
                 file system lets us take it back, and the journal stays usable.
         """
-        text = json.dumps(ev.to_json(event), allow_nan=False, separators=(",", ":"))
+        text = json.dumps(
+            event_json.to_json(event), allow_nan=False, separators=(",", ":")
+        )
         line = text.encode() + b"\n"
         try:
             rest = memoryview(line)
@@ -141,8 +144,8 @@ def _parse(path: Path, content: bytes) -> tuple[list[ev.Event], int]:
                 hint="something other than oomrun changed the file",
             ) from None
         try:
-            found.append(ev.from_json(value))
-        except ev.MalformedEventError as error:
+            found.append(event_json.from_json(value))
+        except event_json.MalformedEventError as error:
             raise JournalError(
                 f"no event of oomrun: {error}", where=f"{path}:{number}"
             ) from None

@@ -43,7 +43,14 @@ __all__ = [
     "start_worker",
 ]
 
-WORKER_ARGV = (sys.executable, "-m", "oomrun.worker")
+# Not `-m oomrun.worker`: that would put the calling folder first on sys.path, where a
+# json.py of the user's would be taken for Python's own. The script sets it up itself.
+WORKER_ARGV = (
+    sys.executable,
+    "-c",
+    "import sys; sys.path[:1] = [p for p in sys.path[:1] if p]; "
+    "from oomrun.worker.bootstrap import main; sys.exit(main())",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +112,7 @@ def make_launch(job: Job, plan: Plan, state: JobState, attempt: int) -> Launch:
         program_kind=kind,
         program=program,
         args=args,
+        run_id=state.run_id,
         seed=state.seed,
         checkpoint_dir=str(checkpoint_dir(job)),
         checkpoint_every_steps=every.steps if isinstance(every, EverySteps) else None,

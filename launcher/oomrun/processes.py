@@ -203,7 +203,7 @@ def sweep(run_id: str, *, descendants: bool = False) -> list[int]:
     however far they go from their parents' group and session.
 
     Args:
-        run_id: the run.
+        run_id: the run; "" finds none.
         descendants: also kill whatever is our own descendant. Only for a process
             that has no children but workers.
 
@@ -232,9 +232,8 @@ def _leftovers(run_id: str, descendants: bool) -> list[psutil.Process]:
     found = psutil.Process().children(recursive=True) if descendants else []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.uids().real == own and (
-                process.environ().get(RUN_TOKEN) == run_id
-            ):
+            ours = process.environ().get(RUN_TOKEN) == run_id != ""
+            if ours and process.uids().real == own:
                 found.append(process)
     return [process for process in found if _alive(process)]
 

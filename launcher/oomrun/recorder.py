@@ -28,6 +28,9 @@ class Recorder:
 
     Attributes:
         state: the run so far.
+        journaled: the run as its journal has it: what a supervisor that is started
+            again will know. Counters that others keep must be read from this one, or
+            they could fall.
     """
 
     def __init__(
@@ -35,10 +38,13 @@ class Recorder:
         journal: Journal,
         observers: Sequence[Observer] = (),
         *,
+        on_journaled: Callable[[JobState], None] | None = None,
         progress_every_s: float = 2.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.state: JobState = replay(journal.events)
+        self.journaled: JobState = self.state
+        self._on_journaled = on_journaled
         self._journal = journal
         self._observers = tuple(observers)
         self._every_s = progress_every_s
@@ -60,7 +66,7 @@ class Recorder:
             self._progress(event)
         else:
             self.flush()
-            self._journal.append(event)
+            self._append(event)
         self.state = self.state.after(event)
         self._observe(event)
         return self.state
@@ -68,9 +74,15 @@ class Recorder:
     def flush(self) -> None:
         """Journals progress that waits for its time."""
         if self._pending is not None:
-            self._journal.append(self._pending)
+            self._append(self._pending)
             self._pending = None
             self._due = self._monotonic() + self._every_s
+
+    def _append(self, event: ev.Event) -> None:
+        self._journal.append(event)
+        self.journaled = self.journaled.after(event)
+        if self._on_journaled is not None:
+            self._on_journaled(self.journaled)
 
     def due_at(self) -> float | None:
         """The monotonic time at which progress wants to be journaled, if any waits."""
@@ -121,13 +133,10 @@ def joined(first: ev.Progressed, then: ev.Progressed) -> ev.Progressed | None:
 def _joined_memory(
     first: Iterable[ev.DeviceMemory], then: Iterable[ev.DeviceMemory]
 ) -> tuple[ev.DeviceMemory, ...]:
-    devices = {device.device: device for device in first}
-    for device in then:
-        before = devices.get(device.device)
-        peaks = [
-            known.peak_bytes
-            for known in (before, device)
-            if known is not None and known.peak_bytes is not None
-        ]
-        devices[device.device] = replace(device, peak_bytes=max(peaks, default=None))
+    devices: dict[str, ev.DeviceMemory] = {}
+    for device in (*first, *then):
+        before = devices.get(device.device, device)
+        peaks = (before.peak_bytes, device.peak_bytes)
+        highest = max((peak for peak in peaks if peak is not None), default=None)
+        devices[device.device] = replace(device, peak_bytes=highest)
     return tuple(devices.values())

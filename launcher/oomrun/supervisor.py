@@ -69,6 +69,7 @@ def supervise(
     *,
     stops: Stops,
     observers: Sequence[Observer] = (),
+    on_journaled: Callable[[JobState], None] | None = None,
     inventory: Callable[[], Inventory] | None = None,
 ) -> Outcome:
     """Runs the job to its end, or takes up an unfinished run of it.
@@ -77,6 +78,7 @@ def supervise(
         job: the job.
         stops: requests to stop; whoever calls installs the handlers.
         observers: called after each event, with the state after it.
+        on_journaled: called with the state that the journal has, as it grows.
         inventory: reads the machine; None: ``devices.discover``.
 
     Raises:
@@ -90,7 +92,10 @@ def supervise(
         stack.enter_context(_held(job))
         journal = stack.enter_context(Journal(job.run_dir.journal))
         recorder = Recorder(
-            journal, observers, progress_every_s=job.timing.progress_every_s
+            journal,
+            observers,
+            on_journaled=on_journaled,
+            progress_every_s=job.timing.progress_every_s,
         )
         state = recorder.state
         if state.run_id:
@@ -148,9 +153,7 @@ def _begin(
                 run_id=before.run_id or uuid.uuid4().hex,
                 name=job.spec.name,
                 version=oomrun.__version__,
-                seed=before.seed
-                if before.run_id
-                else random.SystemRandom().getrandbits(31),
+                seed=before.seed if before.run_id else _new_seed(),
                 mathematics=known,
             )
         )

@@ -11,9 +11,6 @@ __all__ = ["SingleStrategy"]
 class SingleStrategy:
     """Trains on one GPU, or on the CPU."""
 
-    name = "single"
-    max_devices = 1
-
     def scope(self) -> AbstractContextManager[None]:
         """What the script runs inside of: nothing, here."""
         return contextlib.nullcontext()

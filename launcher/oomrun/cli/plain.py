@@ -11,8 +11,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
+from oomrun.core import event_json, words
 from oomrun.core import events as ev
-from oomrun.core import words
 from oomrun.core.state import JobState
 
 __all__ = ["LineWriter", "Selection", "json_line", "plain_line", "timestamp"]
@@ -101,7 +101,7 @@ def json_line(state: JobState, event: ev.Event) -> str:
         "rank": getattr(event, "rank", None),
         "step": state.step,
         "text": words.describe(event, state),
-        "event": ev.to_json(event),
+        "event": event_json.to_json(event),
     }
     return json.dumps(body)
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from oomrun.cli.jobfile_commands import add_set_option, load_job_file
-from oomrun.core import events as ev
 from oomrun.core import units
 from oomrun.core.spec import JobSpec
 from oomrun.core.state import JobState
@@ -111,12 +110,16 @@ def run(args: argparse.Namespace) -> int:
     latest = _Latest()
     form = "json" if args.log_format == "json" else args.view
     with contextlib.ExitStack() as stack:
-        stops = stack.enter_context(Stops().installed())
+        stops = Stops()
+        stack.callback(stops.close)
+        stack.enter_context(stops.installed())
         exporter = _exporter(spec, latest)
         if exporter is not None:
             stack.callback(exporter.close)
         with make_observer(sys.stdout, force=form) as view:
-            outcome = supervise(job, stops=stops, observers=(latest, view))
+            outcome = supervise(
+                job, stops=stops, observers=(view,), on_journaled=latest
+            )
         if exporter is not None and not outcome.already:
             _last_scrape(exporter, stops)
     _say_end(outcome, job, sys.stderr)
@@ -124,12 +127,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Latest:
-    """An observer that knows the state at any moment, for the metrics' threads."""
+    """Knows the journaled state at any moment, for the metrics' threads."""
 
     def __init__(self) -> None:
         self.state = JobState()
 
-    def __call__(self, state: JobState, _event: ev.Event) -> None:
+    def __call__(self, state: JobState) -> None:
         self.state = state
 
 

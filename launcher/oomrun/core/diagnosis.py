@@ -113,7 +113,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
             cause=Cause.PREEMPTION,
             summary="the worker was stopped before it could write a checkpoint",
         )
-    if evidence.oom is not None and evidence.oom.recovery == "restart":
+    if evidence.oom is not None and evidence.oom.recovery != "in_process":
         return _oom_reported(evidence.oom)
     if evidence.signal is not None:
         return _from_signal(evidence)

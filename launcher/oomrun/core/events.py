@@ -1,22 +1,16 @@
 """The events of a run: everything that happened, as frozen values.
 
-Covers: the event types, their JSON form with a version, reading them back.
-Does not cover: where they are kept (``oomrun.journal``) and what they add up to
-(``state.py``). An event of a type this version does not know is kept as ``Unknown``,
-so that a journal written by a newer oomrun can still be read.
+Covers: the event types. Does not cover: their JSON form (``event_json.py``), where
+they are kept (``oomrun.journal``) and what they add up to (``state.py``).
 """
 
 from __future__ import annotations
 
-import functools
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 __all__ = [
-    "EVENT_VERSION",
     "AttemptEnded",
     "AttemptStarted",
     "CheckpointFailed",
@@ -27,7 +21,6 @@ __all__ = [
     "Event",
     "FitEnded",
     "FitStarted",
-    "MalformedEventError",
     "MicroBatchChanged",
     "Noted",
     "OomOccurred",
@@ -40,14 +33,7 @@ __all__ = [
     "ScriptEnded",
     "Unknown",
     "WorkerReady",
-    "from_json",
-    "to_json",
 ]
-
-EVENT_VERSION = 1
-
-# Whatever is counted fits into 64 bits, as it must for other readers of the journal.
-_LARGEST_INT = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +159,8 @@ class OomOccurred(Event):
     """Memory ran out.
 
     ``kind`` is device or host; ``phase`` build, gradients, apply, evaluate, predict,
-    checkpoint or unknown; ``recovery`` what follows: in_process or restart.
+    checkpoint or unknown; ``recovery`` what follows: in_process, restart, or none
+    where no smaller pass is possible because the batch is not ours to cut.
     """
 
     type: ClassVar[str] = "oom_occurred"
@@ -332,116 +319,3 @@ class Unknown(Event):
 
     type: ClassVar[str] = "unknown"
     original: Mapping[str, Any] = field(default_factory=dict)
-
-
-class MalformedEventError(ValueError):
-    """A JSON value is not an event."""
-
-
-_TYPES: dict[str, type[Event]] = {
-    cls.type: cls
-    for cls in (
-        RunStarted, RunResumed, AttemptStarted, WorkerReady, FitStarted, Progressed,
-        PhaseChanged, OomOccurred, MicroBatchChanged, CheckpointSaved,
-        CheckpointFailed, CheckpointRejected, Restored, Noted, FitEnded, ScriptEnded,
-        AttemptEnded, DecisionMade, RunEnded,
-    )
-}  # fmt: skip
-
-
-def to_json(event: Event) -> dict[str, Any]:
-    """The event as a JSON object: ``v``, ``type``, ``at``, then its own fields."""
-    if isinstance(event, Unknown):
-        return dict(event.original)
-    body = {f.name: _plain(getattr(event, f.name)) for f in fields(event)}
-    return {"v": EVENT_VERSION, "type": event.type, **body}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, DeviceMemory):
-        return {f.name: getattr(value, f.name) for f in fields(value)}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return value
-
-
-def from_json(value: object) -> Event:
-    """Reads an event back.
-
-    Fields this version does not know are dropped; missing ones take their defaults.
-
-    Raises:
-        MalformedEventError: no object, no ``at``, or a field of a wrong type.
-    """
-    if not isinstance(value, Mapping):
-        raise MalformedEventError(f"an event is a JSON object, got {value!r}")
-    at = value.get("at")
-    if not isinstance(at, int | float) or isinstance(at, bool) or (
-        abs(at) > _LARGEST_INT
-    ):  # fmt: skip
-        raise MalformedEventError(f"an event has a time 'at', got {at!r}")
-    cls = _TYPES.get(str(value.get("type")))
-    if cls is None:
-        return Unknown(at=float(at), original=dict(value))
-    arguments = {
-        name: _typed(value[name], hint, f"{cls.type}.{name}")
-        for name, hint in _hints(cls).items()
-        if name in value
-    }
-    try:
-        return cls(**arguments)
-    except TypeError as error:
-        raise MalformedEventError(f"{cls.type}: {error}") from None
-
-
-@functools.cache  # asked for with every event, and slow to find out
-def _hints(cls: type) -> dict[str, Any]:
-    """The types of a dataclass's fields, by name."""
-    hints = typing.get_type_hints(cls)
-    return {item.name: hints[item.name] for item in fields(cls)}
-
-
-def _typed(value: Any, hint: Any, where: str) -> Any:
-    """``value`` as ``hint`` wants it; JSON has neither tuples nor exact floats."""
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in typing.get_args(hint):
-            return None
-        options = [arg for arg in typing.get_args(hint) if arg is not type(None)]
-        return _typed(value, options[0], where)
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise MalformedEventError(f"{where}: a list was expected, got {value!r}")
-        inner = typing.get_args(hint)[0]
-        return tuple(_typed(item, inner, where) for item in value)
-    if hint is DeviceMemory:
-        return _device_memory(value, where)
-    if isinstance(value, int) and abs(value) > _LARGEST_INT:
-        raise MalformedEventError(f"{where}: an integer of more than 64 bits")
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if origin is not None:
-        hint = origin
-    if hint is Any:
-        return value
-    wrong_bool = isinstance(value, bool) and hint is not bool
-    if wrong_bool or not isinstance(value, hint):
-        raise MalformedEventError(
-            f"{where}: {hint.__name__} was expected, got {value!r}"
-        )
-    return value
-
-
-def _device_memory(value: Any, where: str) -> DeviceMemory:
-    if not isinstance(value, Mapping):
-        raise MalformedEventError(f"{where}: an object was expected, got {value!r}")
-    known = {
-        name: _typed(value[name], hint, f"{where}.{name}")
-        for name, hint in _hints(DeviceMemory).items()
-        if name in value
-    }
-    if "device" not in known:
-        raise MalformedEventError(f"{where}: 'device' is missing")
-    return DeviceMemory(**known)

@@ -44,6 +44,7 @@ class Launch:
         program_kind: script or module.
         program: the script's absolute path, or the module's dotted name.
         args: the script's arguments.
+        run_id: the run that checkpoints must be of.
         seed: seeds what the script does not seed itself.
         checkpoint_dir: absolute path.
         checkpoint_every_steps, checkpoint_every_s: at most one is set.
@@ -61,6 +62,7 @@ class Launch:
     program_kind: str
     program: str
     args: tuple[str, ...]
+    run_id: str
     seed: int
     checkpoint_dir: str
     checkpoint_every_steps: int | None

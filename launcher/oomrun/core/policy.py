@@ -106,6 +106,12 @@ def _after_device_oom(
     diagnosis: Diagnosis, state: JobState, limits: Limits
 ) -> Decision:
     failed = state.micro_batch_failed or state.micro_batch_size
+    if state.last_oom is not None and state.last_oom.recovery == "none":
+        return Fail(
+            reason=f"{diagnosis.summary}. The model has a train_step of its own, whose "
+            "batch cannot be cut: give the script a smaller batch",
+            exit_code=3,
+        )
     if "micro_batch" not in limits.levers:
         return Fail(
             reason=f"{diagnosis.summary}, and recovery.levers allows no change",

@@ -67,7 +67,6 @@ class JobState:
     reason: str = ""
     started_at: float | None = None
     ended_at: float | None = None
-    updated_at: float | None = None
     attempt: int = 0
     attempt_open: bool = False
     pids: tuple[int, ...] = ()
@@ -79,7 +78,6 @@ class JobState:
     ooms: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     in_process_recoveries: int = 0
     fit: int = 0
-    fits_completed: int = 0
     step: int = 0
     samples: int = 0
     epoch: int = 0
@@ -88,7 +86,6 @@ class JobState:
     steps_per_epoch: int | None = None
     loss: float | None = None
     step_s: float | None = None
-    step_seconds_total: float = 0.0
     steps_timed: int = 0
     lost_steps: int = 0
     global_batch_size: int | None = None
@@ -96,21 +93,18 @@ class JobState:
     micro_batch_failed: int | None = None
     micro_batch_limit: int | None = None
     limit_when_failed_bytes: int | None = None
-    micro_batch_ran: int = 0
     state_bytes: int | None = None
     measured: Mapping[int, int] = field(default_factory=dict)
     memory: Mapping[str, ev.DeviceMemory] = field(default_factory=dict)
     peaks: Mapping[str, int] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
     checkpoint_failures: int = 0
-    checkpoint_durations: tuple[int, float] = (0, 0.0)
     last_training_step: int = 0
     step_at_attempt_start: int = 0
     last_decision: str = ""
     script: ev.ScriptEnded | None = None
     last_oom: ev.OomOccurred | None = None
     notes: tuple[tuple[str, str], ...] = ()
-    phase_before: str = "training"
     tally: Tally = field(default_factory=Tally)
 
     @property
@@ -120,7 +114,7 @@ class JobState:
 
     def after(self, event: ev.Event) -> JobState:
         """The state after ``event``; never raises, whatever the order of events."""
-        state = replace(self, updated_at=event.at, tally=self.tally.after(event))
+        state = replace(self, tally=self.tally.after(event))
         match event:
             case ev.RunStarted():
                 return _run_started(state, event)
@@ -173,7 +167,6 @@ class JobState:
             case ev.FitEnded():
                 return replace(
                     state,
-                    fits_completed=max(state.fits_completed, event.fit),
                     fit=event.fit,
                     step=event.step,
                     samples=event.samples,
@@ -272,11 +265,9 @@ def _progressed(state: JobState, event: ev.Progressed) -> JobState:
         step_in_epoch=event.step_in_epoch,
         loss=event.loss,
         step_s=event.step_s,
-        step_seconds_total=state.step_seconds_total + event.step_s * event.window_steps,
         steps_timed=state.steps_timed + event.window_steps,
         global_batch_size=event.global_batch_size,
         micro_batch_size=event.micro_batch_size,
-        micro_batch_ran=max(state.micro_batch_ran, event.micro_batch_size),
         memory={**state.memory, **{d.device: d for d in event.memory}},
         peaks=_peaks(state, event.memory),
         measured=measured,
@@ -316,8 +307,7 @@ def _oom(state: JobState, event: ev.OomOccurred) -> JobState:
     failed = state.micro_batch_failed
     training = event.phase in ("gradients", "apply", "build", "unknown")
     if training and event.micro_batch_size is not None:
-        sizes = [event.micro_batch_size, *([failed] if failed else [])]
-        failed = min(sizes)
+        failed = min(event.micro_batch_size, failed or event.micro_batch_size)
     return replace(
         state,
         state="adapting" if event.recovery == "in_process" else "recovering",
@@ -371,7 +361,6 @@ def _planned_limit_bytes(plan: Mapping[str, Any] | None) -> int | None:
 
 
 def _checkpoint_saved(state: JobState, event: ev.CheckpointSaved) -> JobState:
-    count, total = state.checkpoint_durations
     return replace(
         state,
         state="training" if state.state == "checkpointing" else state.state,
@@ -383,7 +372,6 @@ def _checkpoint_saved(state: JobState, event: ev.CheckpointSaved) -> JobState:
             size_bytes=event.size_bytes,
             at=event.at,
         ),
-        checkpoint_durations=(count + 1, total + event.duration_s),
     )
 
 

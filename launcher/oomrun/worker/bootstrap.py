@@ -7,6 +7,7 @@ leaves to chance, set the devices up, hook Keras, run the script, report how it 
 from __future__ import annotations
 
 import faulthandler
+import importlib.metadata
 import json
 import os
 import sys
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from oomrun.core import events as ev
 from oomrun.core import launch as launches
 from oomrun.core.diagnosis import looks_like_device_oom
+from oomrun.core.strategy import ENTRY_POINTS, Strategy
 from oomrun.worker import lifeline, script
 from oomrun.worker.channel import Channel
 
@@ -40,7 +42,7 @@ def main() -> int:
     lifeline.die_with_parent(settings.supervisor_pid)
     session = _set_up(settings, channel, began)
     ended = _run(settings, session)
-    session.writer.wait()
+    session.store.wait()
     if ended is not None:
         channel.send(ended)
     _flush()
@@ -87,10 +89,11 @@ def _run(settings: Launch, session: Session) -> ev.ScriptEnded | None:
     from oomrun.worker.session import StoppedError
 
     try:
-        if settings.program_kind == "module":
-            script.run_module(settings.program, settings.args)
-        else:
-            script.run_script(settings.program, settings.args)
+        with _strategy(settings.plan.strategy).scope():
+            if settings.program_kind == "module":
+                script.run_module(settings.program, settings.args)
+            else:
+                script.run_script(settings.program, settings.args)
     except (StoppedError, RestartNeededError):
         return None
     except SystemExit as error:
@@ -98,6 +101,17 @@ def _run(settings: Launch, session: Session) -> ev.ScriptEnded | None:
     except BaseException as error:
         return _raised(settings, error)
     return _ended(settings, outcome="finished", exit_code=0)
+
+
+def _strategy(name: str) -> Strategy:
+    """The strategy that the plan names, from whichever package brings it."""
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name=name):
+        strategy: Strategy = entry.load()()
+        return strategy
+    raise LookupError(
+        f"no installed package brings the strategy {name!r} (entry-point group "
+        f"{ENTRY_POINTS}): is oomrun itself installed, not only on the path?"
+    )
 
 
 def _ended(settings: Launch, *, outcome: str, exit_code: int) -> ev.ScriptEnded:

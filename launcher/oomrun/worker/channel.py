@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable
 
+from oomrun.core import event_json, launch
 from oomrun.core import events as ev
-from oomrun.core import launch
 from oomrun.worker import lifeline
 
 __all__ = ["Channel"]
@@ -30,7 +29,6 @@ class Channel:
         self._closing = False
         self.stop_requested = threading.Event()
         self.stop_reason = ""
-        self.on_stop: Callable[[], None] | None = None
 
     def listen(self) -> None:
         """Starts the thread that hears the supervisor, or its end."""
@@ -40,7 +38,7 @@ class Channel:
 
     def send(self, event: ev.Event) -> None:
         """Sends one event. Does nothing once the channel is closed."""
-        line = json.dumps(ev.to_json(event), allow_nan=False) + "\n"
+        line = json.dumps(event_json.to_json(event), allow_nan=False) + "\n"
         with self._lock:
             if self._closing:
                 return
@@ -78,5 +76,3 @@ class Channel:
         if isinstance(message, dict) and message.get("do") == launch.STOP:
             self.stop_reason = str(message.get("reason", ""))
             self.stop_requested.set()
-            if self.on_stop is not None:
-                self.on_stop()

@@ -18,11 +18,12 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
-from oomrun.worker import callback_state, checkpointing, randomness
-from oomrun.worker.engine import slicing, step
+from oomrun.worker import building, callback_state, checkpointing, randomness
+from oomrun.worker.engine import step
 from oomrun.worker.engine.evaluation import PredictFunction, TestFunction
 from oomrun.worker.position import EpochIterator, Position
 from oomrun.worker.session import FitCall, Session
+from oomrun.worker.training import TrainFunction
 
 __all__ = ["install"]
 
@@ -57,9 +58,9 @@ def _fit(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
         call.managed = not reason
         if reason:
             session.note(
-                "restart-only",
-                f"{reason}: its steps are not split, and running out of memory can "
-                "only be answered by a restart",
+                "not-split",
+                f"{reason}: its batches are not cut into micro-batches, so they cannot "
+                "be made smaller when memory runs out",
             )
         session.fit = call
         try:
@@ -91,10 +92,12 @@ def _override_batch_size(session: Session, arguments: dict[str, Any]) -> None:
 def _exhausted_outside_a_step(session: Session, message: str) -> None:
     """Memory ran out in ``fit``, but in none of the passes that the engine makes."""
     call = session.fit
-    phase = "unknown" if call is not None and call.managed else "apply"
-    size = session.micro_batches.size(2**31 - 1)
+    managed = call is not None and call.managed
     session.micro_batches.report(
-        size if size < 2**31 - 1 else None, phase, message, recovery="restart"
+        session.current_micro_batch() if managed else None,
+        "unknown",
+        message,
+        recovery="restart" if managed else "none",
     )
 
 
@@ -145,7 +148,7 @@ def _replay(session: Session, call: FitCall, arguments: dict[str, Any]) -> Any:
     """A ``fit`` that was completed before returns what it returned then."""
     assert call.saved is not None
     state, arrays = call.saved
-    session_build = EpochIterator(
+    iterator = EpochIterator(
         distribute_strategy=call.model.distribute_strategy,
         x=arguments["x"],
         y=arguments["y"],
@@ -156,7 +159,7 @@ def _replay(session: Session, call: FitCall, arguments: dict[str, Any]) -> Any:
         class_weight=arguments["class_weight"],
         epoch_seed=randomness.EpochSeed(session.launch.seed, call.number),
     )
-    _build(call.model, session_build.element_spec)
+    building.from_spec(call.model, iterator.element_spec)
     checkpointing.restore_variables(
         checkpointing.training_variables(call.model), arrays
     )
@@ -169,20 +172,6 @@ def _replay(session: Session, call: FitCall, arguments: dict[str, Any]) -> Any:
     callback_state.restore(_listed(arguments["callbacks"]), state["callbacks"])
     session.replayed(call, state)
     return history
-
-
-def _build(model: Any, spec: Any) -> None:
-    """Makes all variables of an unbuilt model, as its first batch would."""
-    batch = keras.tree.map_structure(_symbolic, spec)
-    if not isinstance(batch, tuple):
-        batch = (batch,)
-    model._symbolic_build(data_batch=step.unpack(batch))
-
-
-def _symbolic(spec: Any) -> Any:
-    if isinstance(spec, tf.TensorSpec):
-        return keras.KerasTensor(tuple(spec.shape), spec.dtype.name)
-    return None
 
 
 class _EngineCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -201,7 +190,7 @@ class _EngineCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if history is not None and history not in call.callbacks:
             call.callbacks.append(history)
         if call.iterator is not None:
-            _build(call.model, call.iterator.element_spec)
+            building.from_spec(call.model, call.iterator.element_spec)
         call.epoch = call.initial_epoch
         if call.saved is None:
             return
@@ -268,7 +257,7 @@ class _EngineCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _count_unmanaged(self) -> None:
         session, call = self._session, self._call
-        size = call.iterator.batch_size or 1
+        size = call.iterator.rows_of_batch(call.batches)
         session.announce(size)
         session.due_after_step()
         session.step_done(size, time.perf_counter() - self._began)
@@ -306,66 +295,10 @@ def _hook_train_function(session: Session) -> None:
         if step.can_step(model):
             return original(model, force=force)
         if model.train_function is None or force:
-            model.train_function = _TrainFunction(session, model)
+            model.train_function = TrainFunction(session, model)
         return model.train_function
 
     _Trainer.make_train_function = make_train_function
-
-
-class _TrainFunction:
-    """Takes Keras's place in pulling batches and training on them."""
-
-    def __init__(self, session: Session, model: Any) -> None:
-        self._session, self._model = session, model
-        self._function: step.StepFunction | None = None
-
-    def __call__(self, iterator: Any) -> Any:
-        logs = None
-        for _ in range(self._model.steps_per_execution):
-            try:
-                data = next(iterator)
-            except (StopIteration, tf.errors.OutOfRangeError):
-                if logs is None:
-                    raise StopIteration from None
-                break
-            logs = self._step(slicing.as_tensors(data))
-        return logs
-
-    def _step(self, data: Any) -> Any:
-        session = self._session
-        if self._function is None:
-            self._model._symbolic_build(data_batch=step.unpack(data))
-            self._function = step.StepFunction(self._model)
-        samples = slicing.batch_size(data)
-        session.before_step(data, samples)
-        while True:
-            size = session.micro_batches.size(samples)
-            began = time.perf_counter()
-            try:
-                logs = self._function.run(data, samples, size)
-                break
-            except tf.errors.ResourceExhaustedError as error:
-                # Only its text is kept: its frames hold the failed step's tensors.
-                message = str(error)
-            self._exhausted(size, samples, message)
-        session.micro_batches.ran(size)
-        session.step_done(samples, time.perf_counter() - began)
-        return logs
-
-    def _exhausted(self, size: int, samples: int, message: str) -> None:
-        """Returns where the step can be taken again, with a smaller micro-batch."""
-        assert self._function is not None
-        session, function = self._session, self._function
-        applying = function.applying
-        undone = not applying and function.snapshot.possible
-        if undone:
-            function.snapshot.restore()
-        phase = "apply" if applying else "gradients"
-        if session.micro_batches.shrink(size, samples, phase, message, safe=undone):
-            return
-        if undone:
-            session.emergency_checkpoint()
-        session.leave_for_restart()
 
 
 def _hook_test_functions(session: Session) -> None:

@@ -77,6 +77,12 @@ class EpochIterator(keras_trainer.TFEpochIterator):  # type: ignore[misc]
         """The batch size that the script gave, where the data tells it."""
         return self.data_adapter.batch_size  # type: ignore[no-any-return]
 
+    def rows_of_batch(self, index: int) -> int:
+        """Samples of an epoch's batch ``index``, as far as the data tells."""
+        adapter = self.data_adapter
+        last = self.num_batches is not None and index + 1 == self.num_batches
+        return (last and adapter.partial_batch_size) or adapter.batch_size or 1
+
     def enter_at(self, position: Position) -> None:
         """The next epoch that is iterated begins at ``position``."""
         self._entrance = position
@@ -90,7 +96,7 @@ class EpochIterator(keras_trainer.TFEpochIterator):  # type: ignore[misc]
             self._pass_epoch()
         yield from self._enter(entrance)
 
-    # Keras before 3.8 iterates by this name.
+    # Keras before 3.7 iterates by this name.
     def enumerate_epoch(self) -> Iterator[Any]:
         """One epoch, as older versions of Keras ask for it."""
         return self._enumerate_iterator()

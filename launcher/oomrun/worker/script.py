@@ -24,7 +24,7 @@ def run_script(path: str, args: Sequence[str]) -> None:
         BaseException: whatever the script raises, ``SystemExit`` included.
     """
     sys.argv = [path, *args]
-    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     with io.open_code(os.path.abspath(path)) as file:
         source = file.read()
     module = types.ModuleType("__main__")
@@ -47,7 +47,7 @@ def run_module(name: str, args: Sequence[str]) -> None:
             ``__main__``.
         BaseException: whatever the module raises.
     """
-    sys.path[0] = os.getcwd()
+    sys.path.insert(0, os.getcwd())
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")

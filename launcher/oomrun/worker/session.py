@@ -12,12 +12,9 @@ import math
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from oomrun import checkpoints
 from oomrun.core import events as ev
-from oomrun.core.errors import CheckpointError
 from oomrun.core.launch import Launch
 from oomrun.worker import (
     callback_state,
@@ -30,8 +27,9 @@ from oomrun.worker import (
 from oomrun.worker.channel import Channel
 from oomrun.worker.encoding import Arrays
 from oomrun.worker.recovery import MicroBatches, RestartNeededError
+from oomrun.worker.store import Store
 
-__all__ = ["FitCall", "ScriptChangedError", "Session", "StoppedError"]
+__all__ = ["FitCall", "Session", "StoppedError"]
 
 _PROGRESS_EVERY_S = 0.25
 _HARD_EXIT_AFTER_S = 20.0
@@ -40,10 +38,6 @@ EXIT_STOPPED, EXIT_RESTART = 75, 70
 
 class StoppedError(SystemExit):
     """We were asked to stop, and have written a checkpoint."""
-
-
-class ScriptChangedError(RuntimeError):
-    """The script does not do what it did when the checkpoint was written."""
 
 
 @dataclass
@@ -95,15 +89,11 @@ class Session:
         self._batch = 0
         self._global_batch_size = launch.global_batch_size
         self._notes: set[str] = set()
-        self._folder = Path(launch.checkpoint_dir)
         self._fingerprint: str | None = None
         self._due = ""
         self._saved_at = time.monotonic()
         self._leaving = False
-        self.writer = checkpointing.Writer(
-            self._folder, launch.keep, self._checkpoint_saved, self._checkpoint_failed
-        )
-        checkpoints.remove_unfinished(self._folder)
+        self.store = Store(launch, channel)
 
     # -- reporting -------------------------------------------------------------
 
@@ -135,35 +125,8 @@ class Session:
         call = FitCall(
             number=self._fits, fingerprint=fingerprint, model=model, epochs=epochs
         )
-        call.saved = self._load("fit", call) or self._load("step", call)
+        call.saved = self.store.find(call.number, fingerprint)
         return call
-
-    def _load(self, kind: str, call: FitCall) -> tuple[dict[str, Any], Arrays] | None:
-        for name in checkpoints.names(self._folder, kind):
-            if kind == "fit" and name != f"fit-{call.number:04d}":
-                continue
-            try:
-                state, arrays = checkpointing.load(self._folder / name)
-            except CheckpointError as error:
-                self._send(ev.CheckpointRejected, name=name, reason=str(error))
-                checkpoints.discard(self._folder / name)
-                continue
-            if state["fit"] != call.number:
-                continue
-            state["name"] = name
-            self._check(call, state)
-            return state, arrays
-        return None
-
-    def _check(self, call: FitCall, state: dict[str, Any]) -> None:
-        for key, value in call.fingerprint.items():
-            before = state["fingerprint"].get(key)
-            if before != value:
-                raise ScriptChangedError(
-                    f"fit number {call.number}: {key} is {value!r}, but was {before!r} "
-                    f"when {state['name']} was written. Call oomrun with --fresh to "
-                    "train from the start"
-                )
 
     def restored(self, call: FitCall, state: dict[str, Any]) -> None:
         """Training goes on at ``state``."""
@@ -178,6 +141,11 @@ class Session:
             samples=self.samples,
             lost_steps=max(0, self.launch.last_step - self.step),
         )
+
+    def current_micro_batch(self) -> int | None:
+        """The micro-batch in use, None before the first batch."""
+        size = self._global_batch_size or self._batch
+        return self.micro_batches.size(size) if size else None
 
     def announce(self, batch_size: int | None) -> None:
         """Reports the beginning of a fit, once its batch size is known."""
@@ -210,7 +178,7 @@ class Session:
             reason="fit completed",
             result={"history": dict(history.history), "epochs": list(history.epoch)},
         )
-        self.writer.wait()
+        self.store.wait()
         self._send(
             ev.FitEnded,
             fit=call.number,
@@ -327,40 +295,20 @@ class Session:
             "random": randomness.save(),
             "result": result,
         }
-        context = (self.step, self.samples, call.epoch + 1, reason)
-        self.writer.save(name, call.model, state, context)
+        self.store.save(name, call.model, state, reason)
 
     def emergency_checkpoint(self) -> None:
         """Saves after an exhaustion that has changed nothing: no step is lost."""
         if self.fit is not None and self.fit.announced:
             self._fingerprint = None
             self._save_step(self.fit, "out of memory")
-            self.writer.wait()
-
-    def _checkpoint_saved(
-        self, name: str, size: int, seconds: float, blocked_s: float, context: Any
-    ) -> None:
-        step, samples, epoch, reason = context
-        self._send(
-            ev.CheckpointSaved,
-            name=name,
-            step=step,
-            samples=samples,
-            epoch=epoch,
-            size_bytes=size,
-            duration_s=seconds,
-            blocked_s=blocked_s,
-            reason=reason,
-        )
-
-    def _checkpoint_failed(self, reason: str, context: Any) -> None:
-        self._send(ev.CheckpointFailed, step=context[0], reason=reason)
+            self.store.wait()
 
     # -- leaving ---------------------------------------------------------------
 
     def leave_stopped(self) -> None:
         """Ends the script since we were asked to; the checkpoint is complete."""
-        self.writer.wait()
+        self.store.wait()
         self._send(
             ev.ScriptEnded, rank=self.launch.rank, outcome="stopped",
             exit_code=EXIT_STOPPED,
@@ -370,7 +318,7 @@ class Session:
 
     def leave_for_restart(self) -> None:
         """Ends the script since this process cannot go on."""
-        self.writer.wait()
+        self.store.wait()
         self._leave()
         raise RestartNeededError(EXIT_RESTART)
 

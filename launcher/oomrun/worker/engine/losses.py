@@ -127,8 +127,8 @@ def tracking_by_samples(model: Any, samples: tf.Tensor) -> Iterator[None]:
     Keras weights them by the static batch size, which is unknown in a sliced batch:
     it would then average the parts without weights.
     """
-    compile_loss = model._compile_loss
-    metrics = list(compile_loss.metrics) if compile_loss is not None else []
+    # Keras before 3.5 keeps no per-output losses, and its CompileLoss no ``metrics``.
+    metrics = list(getattr(model._compile_loss, "metrics", ()))
     originals = [metric.update_state for metric in metrics]
 
     def weighted(original: Any) -> Any:

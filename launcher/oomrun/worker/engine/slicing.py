@@ -41,6 +41,9 @@ def batch_size(data: Any) -> int:
     Raises:
         ValueError: nothing in it has a first axis.
     """
+    value = _first(data)
+    if isinstance(value, tf.Tensor):
+        return int(value.shape[0])  # known when eager; an operation would cost 0.1 ms
     return int(rows(data))
 
 

@@ -99,7 +99,7 @@ class StepFunction:
         with tf.GradientTape() as tape:
             predictions = self._forward(x, training=True)
             with losses.tracking_by_samples(model, samples):
-                loss = model._compute_loss(
+                loss = self._loss(
                     x=x, y=y, y_pred=predictions, sample_weight=sample_weight
                 )
             model._loss_tracker.update_state(loss, sample_weight=samples)
@@ -155,7 +155,7 @@ class StepFunction:
                 losses.correcting(reductions),
                 losses.tracking_by_samples(model, samples),
             ):
-                loss = model._compute_loss(
+                loss = self._loss(
                     x=x, y=y, y_pred=predictions, sample_weight=sample_weight
                 )
             model._loss_tracker.update_state(loss, sample_weight=samples)
@@ -181,7 +181,7 @@ class StepFunction:
             with tf.GradientTape() as tape:
                 predictions = self._forward(x, training=True)
                 with losses.correcting(divisors):
-                    loss = self._model._compute_loss(
+                    loss = self._loss(
                         x=x, y=y, y_pred=predictions, sample_weight=sample_weight
                     )
             found.extend(tape.gradient(loss, self._model.trainable_weights))
@@ -209,7 +209,7 @@ class StepFunction:
             x, y, sample_weight = unpack(part(index))
             seen = losses.Divisors()
             with losses.correcting(seen):
-                self._model._compute_loss(
+                self._loss(
                     x=x,
                     y=y,
                     y_pred=self._forward(x, training=False),
@@ -232,6 +232,13 @@ class StepFunction:
         if self._model._call_has_training_arg:
             return self._model(x, training=training)
         return self._model(x)
+
+    def _loss(self, **batch: Any) -> Any:
+        # Keras 3.3 has only the method that users override; later ones reach it
+        # through another, which knows whether the override takes ``training``.
+        model = self._model
+        compute = getattr(model, "_compute_loss", None) or model.compute_loss
+        return compute(**batch)
 
     def _begin(self) -> None:
         self._line.assign(False)

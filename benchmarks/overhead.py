@@ -1,0 +1,251 @@
+"""Step time of ``fit`` under oomrun against plain ``fit``, in pairs within one process.
+
+    python -m benchmarks.overhead [--rounds 15] [--splits 1,4,16]
+
+For each model, the same ``fit`` is timed in turn plain and with the engine in place,
+on models that are warm; the ratio is taken pair by pair and its median reported. The
+engine sends its events over a real socket, which a thread reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+from keras.src.backend.tensorflow import trainer as keras_trainer
+
+from oomrun.core.launch import Launch
+from oomrun.core.plan import DevicePlan, Plan
+from oomrun.worker import keras_adapter
+from oomrun.worker.channel import Channel
+from oomrun.worker.session import Session
+
+_HOOKED = (
+    "fit",
+    "make_train_function",
+    "make_test_function",
+    "make_predict_function",
+    "_get_metrics_result_or_logs",
+)
+
+
+def cnn() -> tuple[Any, Any, Any, int]:
+    """The quickstart's network."""
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((64, 64, 1)),
+            layers.Conv2D(16, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )
+    x = np.random.default_rng(0).random((512, 64, 64, 1), dtype="float32")
+    return model, x, np.arange(512) % 10, 64
+
+
+def transformer() -> tuple[Any, Any, Any, int]:
+    """Two encoder blocks over 64 tokens."""
+    layers = keras.layers
+    tokens = keras.Input((64,), dtype="int32")
+    hidden = layers.Embedding(1000, 64)(tokens)
+    for _ in range(2):
+        attended = layers.MultiHeadAttention(4, 16)(hidden, hidden)
+        hidden = layers.LayerNormalization()(hidden + attended)
+        wide = layers.Dense(256, activation="gelu")(hidden)
+        hidden = layers.LayerNormalization()(hidden + layers.Dense(64)(wide))
+    output = layers.Dense(10, activation="softmax")(
+        layers.GlobalAveragePooling1D()(hidden)
+    )
+    x = np.random.default_rng(0).integers(0, 1000, (512, 64))
+    return keras.Model(tokens, output), x, np.arange(512) % 10, 64
+
+
+def dense() -> tuple[Any, Any, Any, int]:
+    """A network so small that what Python does in a step shows most."""
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((64,)),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )
+    x = np.random.default_rng(0).random((6400, 64), dtype="float32")
+    return model, x, np.arange(6400) % 10, 64
+
+
+MODELS: dict[str, Callable[[], tuple[Any, Any, Any, int]]] = {
+    "cnn": cnn,
+    "transformer": transformer,
+    "dense": dense,
+}
+
+
+class Engine:
+    """Keras with and without oomrun's hooks, in one process."""
+
+    def __init__(self, folder: str) -> None:
+        ours, theirs = socket.socketpair()
+        threading.Thread(target=_drain, args=(theirs,), daemon=True).start()
+        channel = Channel(ours.detach())
+        self._trainer = keras_trainer.TensorFlowTrainer
+        self._plain = self._hooks()
+        self.session = Session(_launch(folder), channel)
+        keras_adapter.install(self.session)
+        self._engine = self._hooks()
+        self._use(self._plain)
+
+    def _hooks(self) -> dict[str, Any]:
+        hooks = {name: getattr(self._trainer, name) for name in _HOOKED}
+        return {**hooks, "TFEpochIterator": keras_trainer.TFEpochIterator}
+
+    def _use(self, hooks: dict[str, Any]) -> None:
+        for name in _HOOKED:
+            setattr(self._trainer, name, hooks[name])
+        keras_trainer.TFEpochIterator = hooks["TFEpochIterator"]
+
+    @contextmanager
+    def on(self, micro_batch_size: int) -> Iterator[None]:
+        """The engine in place, with a micro-batch."""
+        self._use(self._engine)
+        self.session.micro_batches._limits["gradients"] = micro_batch_size
+        try:
+            yield
+        finally:
+            self._use(self._plain)
+
+
+def _drain(theirs: socket.socket) -> None:
+    while theirs.recv(65536):
+        pass
+
+
+def _launch(folder: str) -> Launch:
+    device = DevicePlan(id="cpu:0", kind="cpu", limit_bytes=None, budget_bytes=None)
+    plan = Plan(
+        strategy="single",
+        strategy_reason="",
+        global_batch_size=None,
+        memory_mode="growth",
+        devices=(device,),
+    )
+    return Launch(
+        attempt=1,
+        rank=0,
+        plan=plan,
+        program_kind="script",
+        program="",
+        args=(),
+        run_id="benchmark",
+        seed=0,
+        checkpoint_dir=folder,
+        checkpoint_every_steps=None,
+        checkpoint_every_s=None,
+        keep=1,
+        in_process=True,
+        micro_batch_max=None,
+        micro_batch_fixed=None,
+        global_batch_size=None,
+        last_step=0,
+    )
+
+
+class _StepTimes(keras.callbacks.Callback):  # type: ignore[misc]
+    """Seconds from one batch's begin hook to its end hook, steady steps only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began_s = 0.0
+        self.seconds: list[float] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.began_s = time.perf_counter()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seconds.append(time.perf_counter() - self.began_s)
+
+
+def measure(engine: Engine, name: str, split: int, rounds: int) -> dict[str, Any]:
+    """One model at one split: the same batches plain and under the engine, in turn."""
+    models = []
+    for _ in range(2):
+        keras.utils.set_random_seed(0)
+        model, x, y, batch = MODELS[name]()
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        models.append(model)
+    plain, managed = models
+
+    def epoch(model: Any) -> float:
+        times = _StepTimes()
+        model.fit(x, y, batch_size=batch, verbose=0, callbacks=[times])
+        return statistics.fmean(times.seconds[1:])
+
+    def engine_epoch() -> float:
+        with engine.on(-(-batch // split)):
+            return epoch(managed)
+
+    epoch(plain)
+    engine_epoch()
+    pairs = []
+    for index in range(rounds):
+        # The first of a pair may find warmer caches than the second: take turns.
+        if index % 2:
+            theirs, ours = epoch(plain), engine_epoch()
+        else:
+            ours, theirs = engine_epoch(), epoch(plain)
+        pairs.append((ours, theirs))
+    ratios = sorted(ours / theirs for ours, theirs in pairs)
+    return {
+        "model": name,
+        "split": split,
+        "batch_size": batch,
+        "rounds": rounds,
+        "ratio_median": round(statistics.median(ratios), 4),
+        "ratio_quartiles": [
+            round(ratios[len(ratios) // 4], 4),
+            round(ratios[(3 * len(ratios)) // 4], 4),
+        ],
+        # The best rounds of each: what is left when nothing else used the machine.
+        "ratio_best": round(min(o for o, _ in pairs) / min(t for _, t in pairs), 4),
+        "plain_best_ms": round(1e3 * min(t for _, t in pairs), 3),
+        "oomrun_best_ms": round(1e3 * min(o for o, _ in pairs), 3),
+    }
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--splits", default="1,4,16")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        engine = Engine(str(Path(folder)))
+        results = [
+            measure(engine, name, int(split), arguments.rounds)
+            for name in arguments.models.split(",")
+            for split in arguments.splits.split(",")
+        ]
+    print(json.dumps({"benchmark": "overhead", "results": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The run's checkpoints, as the worker uses them: the one to go on from, and new ones.
+
+Covers: finding what belongs to a call of ``fit`` and is whole, refusing what belongs to
+another run or another script, reporting what was written. Does not cover: what is in
+them (``checkpointing.py``) and when one is due (``session.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oomrun import checkpoints
+from oomrun.core import events as ev
+from oomrun.core.errors import CheckpointError
+from oomrun.core.launch import Launch
+from oomrun.worker import checkpointing
+from oomrun.worker.channel import Channel
+from oomrun.worker.encoding import Arrays
+
+__all__ = ["ScriptChangedError", "Store"]
+
+
+class ScriptChangedError(RuntimeError):
+    """The script does not do what it did when the checkpoint was written."""
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What is told of a checkpoint once it is on disk."""
+
+    step: int
+    samples: int
+    epoch: int
+    reason: str
+
+
+class Store:
+    """The checkpoint folder of one run."""
+
+    def __init__(self, launch: Launch, channel: Channel) -> None:
+        self._launch, self._channel = launch, channel
+        self._folder = Path(launch.checkpoint_dir)
+        self._writer = checkpointing.Writer(
+            self._folder, launch.keep, self._written, self._failed
+        )
+        checkpoints.remove_unfinished(self._folder)
+
+    def find(
+        self, fit: int, fingerprint: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], Arrays] | None:
+        """State and arrays to go on from in the ``fit``-th call of ``fit``, if any.
+
+        The record of its completion comes before all others; else it is the newest
+        checkpoint that is whole. One that is not is deleted, and never silently.
+
+        Raises:
+            ScriptChangedError: it is of another run, or of another call of ``fit``.
+        """
+        done = [n for n in checkpoints.names(self._folder, "fit") if _number(n) == fit]
+        for name in [*done, *checkpoints.names(self._folder, "step")]:
+            try:
+                state, arrays = checkpointing.load(self._folder / name)
+            except CheckpointError as error:
+                self._send(ev.CheckpointRejected, name=name, reason=str(error))
+                checkpoints.discard(self._folder / name)
+                continue
+            if state["fit"] == fit:
+                state["name"] = name
+                self._check(state, fingerprint)
+                return state, arrays
+        return None
+
+    def _check(self, state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
+        if state["run"] != self._launch.run_id:
+            raise ScriptChangedError(
+                f"{self._folder} holds checkpoints of another run: give this job a "
+                "checkpoint.dir of its own, or call oomrun with --fresh"
+            )
+        for key, value in fingerprint.items():
+            before = state["fingerprint"].get(key)
+            if before != value:
+                raise ScriptChangedError(
+                    f"fit number {state['fit']}: {key} is {value!r}, but was "
+                    f"{before!r} when {state['name']} was written. Call oomrun with "
+                    "--fresh to train from the start"
+                )
+
+    def save(
+        self, name: str, model: Any, state: Mapping[str, Any], reason: str
+    ) -> None:
+        """Copies everything now, and writes it in the background."""
+        told = _Saved(
+            step=state["step"],
+            samples=state["samples"],
+            epoch=state["epoch"] + 1,
+            reason=reason,
+        )
+        whole = {**state, "run": self._launch.run_id}
+        self._writer.save(name, model, whole, told)
+
+    def wait(self) -> None:
+        """Returns when nothing is being written any more."""
+        self._writer.wait()
+
+    def _written(
+        self, name: str, size: int, seconds: float, blocked_s: float, told: _Saved
+    ) -> None:
+        self._send(
+            ev.CheckpointSaved,
+            name=name,
+            step=told.step,
+            samples=told.samples,
+            epoch=told.epoch,
+            size_bytes=size,
+            duration_s=seconds,
+            blocked_s=blocked_s,
+            reason=told.reason,
+        )
+
+    def _failed(self, reason: str, told: _Saved) -> None:
+        self._send(ev.CheckpointFailed, step=told.step, reason=reason)
+
+    def _send(self, event: Any, **fields: Any) -> None:
+        self._channel.send(
+            event(at=time.time(), attempt=self._launch.attempt, **fields)
+        )
+
+
+def _number(name: str) -> int:
+    return int(name.split("-")[1])

@@ -1,0 +1,79 @@
+"""Keras's train function in our hands: a batch, a step, and what if it does not fit.
+
+Covers: pulling batches, taking a step with the engine, undoing one that ran out of
+memory and taking it again. Does not cover: the step (``engine``), the micro-batch that
+is tried next (``recovery.py``).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from oomrun.worker import building
+from oomrun.worker.engine import slicing, step
+from oomrun.worker.session import Session
+
+__all__ = ["TrainFunction"]
+
+
+class TrainFunction:
+    """Takes Keras's place in pulling batches and training on them."""
+
+    def __init__(self, session: Session, model: Any) -> None:
+        self._session, self._model = session, model
+        self._function: step.StepFunction | None = None
+
+    def __call__(self, iterator: Any) -> Any:
+        logs = None
+        for _ in range(self._model.steps_per_execution):
+            try:
+                data = next(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                if logs is None:
+                    raise StopIteration from None
+                break
+            logs = self._step(slicing.as_tensors(data))
+        return logs
+
+    def _step(self, data: Any) -> Any:
+        session = self._session
+        if self._function is None:
+            building.from_batch(self._model, data)
+            self._function = step.StepFunction(self._model)
+        samples = slicing.batch_size(data)
+        # Not in a train_on_batch, nor in a fit that a callback calls within another.
+        in_fit = session.fit is not None and session.fit.model is self._model
+        if in_fit:
+            session.before_step(data, samples)
+        while True:
+            size = session.micro_batches.size(samples)
+            began = time.perf_counter()
+            try:
+                logs = self._function.run(data, samples, size)
+                break
+            except tf.errors.ResourceExhaustedError as error:
+                # Only its text is kept: its frames hold the failed step's tensors.
+                message = str(error)
+            self._exhausted(size, samples, message)
+        session.micro_batches.ran(size)
+        if in_fit:
+            session.step_done(samples, time.perf_counter() - began)
+        return logs
+
+    def _exhausted(self, size: int, samples: int, message: str) -> None:
+        """Returns where the step can be taken again, with a smaller micro-batch."""
+        assert self._function is not None
+        session, function = self._session, self._function
+        applying = function.applying
+        undone = not applying and function.snapshot.possible
+        if undone:
+            function.snapshot.restore()
+        phase = "apply" if applying else "gradients"
+        if session.micro_batches.shrink(size, samples, phase, message, safe=undone):
+            return
+        if undone:
+            session.emergency_checkpoint()
+        session.leave_for_restart()

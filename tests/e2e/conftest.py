@@ -1,0 +1,55 @@
+"""Fixtures of the supervisor's tests: a job whose worker is ``killable_worker``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from killable import JOB, QUICK, WORKER
+
+from oomrun.core.jobfile import load
+from oomrun.launching import Job
+from oomrun.rundir import RunDir
+from oomrun.stops import Stops
+from oomrun.supervisor import Outcome, supervise
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "train.py").touch()
+    monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def stops() -> Iterator[Stops]:
+    made = Stops()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def run(folder: Path, stops: Stops) -> Callable[..., Outcome]:
+    """Supervises one job in this process."""
+
+    def call(mode: str, *, text: str = JOB, **settings: Any) -> Outcome:
+        observers = settings.pop("observers", ())
+        job = Job(
+            spec=load(text, filename="job.yaml", environment={}),
+            job_file=folder / "job.yaml",
+            job_text=text.encode(),
+            run_dir=RunDir(folder / "runs" / "killable"),
+            cwd=folder,
+            environment=os.environ,
+            worker_argv=(sys.executable, str(WORKER), mode),
+            **{"timing": QUICK, **settings},
+        )
+        return supervise(job, stops=stops, observers=observers)
+
+    return call

@@ -1,0 +1,136 @@
+"""Cause -> decision: budgets per cause, a ladder that ends, a reason for each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from oomrun.core import events as ev
+from oomrun.core.diagnosis import Cause, Diagnosis
+from oomrun.core.policy import Fail, Finish, Limits, Restart, Stop, decide
+from oomrun.core.state import JobState
+
+LIMITS = Limits(max_restarts={"oom": 10, "crash": 3, "preemption": None, "hang": 3})
+
+
+def ended(cause: Cause) -> Diagnosis:
+    return Diagnosis(cause=cause, summary=f"it was {cause.value}")
+
+
+def state(**fields: Any) -> JobState:
+    used = fields.pop("used", {})
+    return replace(JobState(), budget_used={**JobState().budget_used, **used}, **fields)
+
+
+REPORT = ev.ScriptEnded(at=1.0, attempt=1, rank=0, outcome="raised", exit_code=1)
+
+
+def test_finished_finishes_even_while_stopping() -> None:
+    for stopping in (False, True):
+        done = decide(ended(Cause.FINISHED), state(), LIMITS, stopping=stopping)
+        assert isinstance(done, Finish)
+
+
+@pytest.mark.parametrize("cause", [c for c in Cause if c is not Cause.FINISHED])
+def test_nothing_is_started_while_stopping(cause: Cause) -> None:
+    assert isinstance(decide(ended(cause), state(), LIMITS, stopping=True), Stop)
+
+
+def test_an_oom_halves_the_micro_batch_and_says_so() -> None:
+    before = state(global_batch_size=256, micro_batch_failed=256)
+    decision = decide(ended(Cause.DEVICE_OOM), before, LIMITS)
+    assert isinstance(decision, Restart)
+    assert decision.micro_batch_size == 128
+    assert decision.delay_s == 0
+    assert "micro-batch 256 -> 128 x 2 (global 256)" in decision.reason
+
+
+def test_a_size_that_ran_is_not_halved_past() -> None:
+    before = state(global_batch_size=256, micro_batch_failed=256, measured={200: 9})
+    decision = decide(ended(Cause.DEVICE_OOM), before, LIMITS)
+    assert isinstance(decision, Restart)
+    assert decision.micro_batch_size == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "limits"),
+    [
+        ({"micro_batch_failed": 1, "global_batch_size": 8}, LIMITS),
+        ({}, LIMITS),
+        ({"micro_batch_failed": 8}, replace(LIMITS, levers=())),
+        ({"micro_batch_failed": 8}, replace(LIMITS, micro_batch_fixed=True)),
+    ],
+    ids=["one sample", "before any batch", "no lever", "fixed"],
+)
+def test_an_oom_that_nothing_can_be_done_about(
+    fields: dict[str, Any], limits: Limits
+) -> None:
+    decision = decide(ended(Cause.DEVICE_OOM), state(**fields), limits)
+    assert isinstance(decision, Fail)
+    assert decision.exit_code == 3
+
+
+def test_the_oom_ladder_ends() -> None:
+    now, sizes = state(global_batch_size=1000, micro_batch_failed=1000), []
+    while isinstance(d := decide(ended(Cause.DEVICE_OOM), now, LIMITS), Restart):
+        assert d.micro_batch_size is not None
+        sizes.append(d.micro_batch_size)
+        now = replace(now, micro_batch_failed=d.micro_batch_size)
+    assert sizes == [500, 250, 125, 62, 31, 15, 7, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("cause", "budget"),
+    [
+        (Cause.DEVICE_OOM, "oom"),
+        (Cause.CRASH, "crash"),
+        (Cause.KILLED, "crash"),
+        (Cause.HANG, "hang"),
+    ],
+)
+def test_each_budget_is_its_own(cause: Cause, budget: str) -> None:
+    ready = {"global_batch_size": 8, "micro_batch_failed": 8}
+    others = {"oom": 99, "crash": 99, "preemption": 99, "hang": 99, budget: 0}
+    assert isinstance(
+        decide(ended(cause), state(used=others, **ready), LIMITS), Restart
+    )
+    spent = {budget: LIMITS.max_restarts[budget]}
+    decision = decide(ended(cause), state(used=spent, **ready), LIMITS)
+    assert isinstance(decision, Fail)
+    assert decision.exit_code == 1
+    assert f"recovery.max_restarts.{budget}" in decision.reason
+
+
+def test_unlimited_is_unlimited() -> None:
+    many = state(used={"preemption": 10**6})
+    assert isinstance(decide(ended(Cause.PREEMPTION), many, LIMITS), Restart)
+
+
+def test_a_script_that_raises_without_a_step_would_do_so_again() -> None:
+    decision = decide(ended(Cause.CRASH), state(script=REPORT), LIMITS)
+    assert isinstance(decision, Fail)
+    moved = state(script=REPORT, step=5, step_at_attempt_start=4)
+    assert isinstance(decide(ended(Cause.CRASH), moved, LIMITS), Restart)
+
+
+@pytest.mark.parametrize(
+    ("used", "delay_s"), [(0, 0.0), (1, 1.0), (2, 2.0), (5, 16.0), (40, 60.0)]
+)
+def test_back_off(used: int, delay_s: float) -> None:
+    generous = replace(LIMITS, max_restarts={"crash": None})
+    decision = decide(ended(Cause.KILLED), state(used={"crash": used}), generous)
+    assert decision == Restart(reason="it was killed", delay_s=delay_s)
+
+
+def test_host_memory_is_not_met_with_a_smaller_micro_batch() -> None:
+    decision = decide(ended(Cause.HOST_OOM), state(micro_batch_failed=8), LIMITS)
+    assert isinstance(decision, Fail)
+    assert "host memory" in decision.reason
+
+
+def test_a_worker_that_cannot_start_is_our_side() -> None:
+    decision = decide(ended(Cause.MISCONFIGURATION), state(), LIMITS)
+    assert isinstance(decision, Fail)
+    assert decision.exit_code == 4

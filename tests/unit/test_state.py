@@ -1,0 +1,124 @@
+"""The state is the journal summed up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from oomrun.core import events as ev
+from oomrun.core.state import JobState, replay
+
+
+def started(seed: int = 1, **fields: Any) -> ev.RunStarted:
+    body = {"run_id": "r", "name": "n", "version": "0", "mathematics": {}, **fields}
+    return ev.RunStarted(at=1.0, seed=seed, **body)
+
+
+def attempt(number: int = 1, limit: int | None = 100) -> ev.AttemptStarted:
+    device = {"id": "cpu:0", "kind": "cpu", "limit_bytes": limit}
+    plan = {"global_batch_size": 64, "devices": [device]}
+    return ev.AttemptStarted(at=2.0, attempt=number, plan=plan, pids=(7,))
+
+
+def progress(step: int = 1, micro: int = 64, peak: int | None = None) -> ev.Progressed:
+    memory = (ev.DeviceMemory(device="cpu:0", peak_bytes=peak),)
+    return ev.Progressed(
+        at=3.0, attempt=1, fit=1, step=step, samples=step * 64, epoch=1,
+        step_in_epoch=step, loss=0.5, window_steps=1, step_s=0.1,
+        global_batch_size=64, micro_batch_size=micro, memory=memory,
+    )  # fmt: skip
+
+
+def oom(micro: int | None = 64, phase: str = "gradients") -> ev.OomOccurred:
+    return ev.OomOccurred(
+        at=4.0, attempt=1, rank=0, device="cpu:0", kind="device", phase=phase,
+        recovery="restart", micro_batch_size=micro, step=1, message="",
+    )  # fmt: skip
+
+
+def decided(action: str, cause: str, micro: int | None = None) -> ev.DecisionMade:
+    return ev.DecisionMade(
+        at=5.0, attempt=1, action=action, cause=cause, reason=f"since {cause}",
+        micro_batch_size=micro,
+    )  # fmt: skip
+
+
+ENDED = ev.RunEnded(at=9.0, state="failed", exit_code=1, reason="it broke")
+
+
+def test_a_run_from_start_to_end() -> None:
+    state = replay([started(), attempt(), progress(3, peak=70)])
+    assert (state.state, state.attempt, state.attempt_open) == ("training", 1, True)
+    assert (state.step, state.samples, state.peaks) == (3, 192, {"cpu:0": 70})
+    assert state.measured == {64: 70}
+    state = state.after(ENDED)
+    assert (state.state, state.exit_code, state.terminal) == ("failed", 1, True)
+
+
+def test_a_new_try_has_new_budgets_and_old_knowledge() -> None:
+    state = replay([started(), attempt(), oom(), decided("restart", "oom", 32), ENDED])
+    assert state.budget_used["oom"] == 1
+    again = state.after(started())
+    assert again.budget_used["oom"] == 0
+    assert again.restarts["oom"] == 1
+    assert again.micro_batch_limit == 32
+    assert again.exit_code is None
+
+
+@pytest.mark.parametrize("action", ["finish", "fail", "stop"])
+def test_only_restarts_count_as_restarts(action: str) -> None:
+    state = replay([started(), attempt(), decided(action, "crash")])
+    assert sum(state.restarts.values()) == 0
+    assert state.last_decision == "since crash"
+
+
+def test_crashes_are_forgiven_once_training_moved() -> None:
+    state = replay([started(), progress(1), decided("restart", "crash")])
+    assert state.after(progress(1)).budget_used["crash"] == 1
+    assert state.after(progress(2)).budget_used["crash"] == 0
+
+
+def test_ooms_are_counted_and_the_smallest_failure_is_kept() -> None:
+    state = replay([started(), attempt(), oom(64), oom(32), oom(48), oom(None)])
+    assert state.oom_events == 4
+    assert state.micro_batch_failed == 32
+
+
+@pytest.mark.parametrize("phase", ["evaluate", "predict", "checkpoint"])
+def test_an_oom_elsewhere_says_nothing_of_the_training_batch(phase: str) -> None:
+    assert replay([attempt(), oom(8, phase)]).micro_batch_failed is None
+
+
+def test_a_failure_under_a_lower_limit_is_forgotten() -> None:
+    state = replay([attempt(1, limit=100), oom(8)])
+    assert (state.micro_batch_failed, state.limit_when_failed_bytes) == (8, 100)
+    state = replay([attempt(1, limit=100), oom(8), attempt(2, limit=200), oom(32)])
+    assert (state.micro_batch_failed, state.limit_when_failed_bytes) == (32, 200)
+    state = replay([attempt(1, limit=100), oom(8), attempt(2, limit=105), oom(32)])
+    assert state.micro_batch_failed == 8
+
+
+def test_a_takeover_opens_a_stopped_run_again() -> None:
+    stopped = replace(ENDED, state="preempted", exit_code=75)
+    state = replay([started(), attempt(), progress(4), stopped])
+    state = state.after(ev.RunResumed(at=10.0, pid=1, reason="it was stopped"))
+    assert (state.state, state.exit_code, state.step) == ("starting", None, 4)
+    assert not state.attempt_open
+
+
+def test_a_plan_of_any_form_is_borne() -> None:
+    for plan in ({}, {"devices": 3}, {"devices": [1]}, {"global_batch_size": "x"}):
+        event = ev.AttemptStarted(at=1.0, attempt=1, plan=plan)
+        assert replay([event, oom()]).global_batch_size is None
+
+
+def test_notes_are_kept_once() -> None:
+    note = ev.Noted(at=1.0, attempt=1, code="bn", text="BatchNorm")
+    assert replay([note, note]).notes == (("bn", "BatchNorm"),)
+
+
+def test_the_first_state_is_pending() -> None:
+    assert JobState().state == "pending"
+    assert replay([]) == JobState()
