@@ -101,13 +101,15 @@ def read(path: Path) -> dict[str, bytes]:
     try:
         manifest = json.loads((path / _MANIFEST).read_bytes())
         entries = manifest["files"]
-        contents = {name: (path / name).read_bytes() for name in entries}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        expected = {name: (e["size"], e["sha256"]) for name, e in entries.items()}
+        contents = {name: (path / name).read_bytes() for name in expected}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path.name} cannot be read: {error}") from error
     for name, content in contents.items():
-        if len(content) != entries[name].get("size"):
+        size, digest = expected[name]
+        if len(content) != size:
             raise CheckpointError(f"{path.name}: {name} is cut short")
-        if hashlib.sha256(content).hexdigest() != entries[name].get("sha256"):
+        if hashlib.sha256(content).hexdigest() != digest:
             raise CheckpointError(f"{path.name}: {name} was altered")
     return contents
 

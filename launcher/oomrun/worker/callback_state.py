@@ -44,8 +44,20 @@ def restore(callbacks: Sequence[Any], saved: Sequence[dict[str, Any]]) -> None:
     """Puts attributes back where class and order are as they were."""
     for callback, state in zip(callbacks, saved, strict=False):
         if type(callback).__name__ == state["class"]:
+            _choose_comparison(callback, state["attributes"])
             for name, value in state["attributes"].items():
                 setattr(callback, name, value)
+
+
+def _choose_comparison(callback: Any, saved: dict[str, Any]) -> None:
+    """Does now what Keras's monitoring callbacks do when first needed.
+
+    They choose how to compare, a function and so not among what is saved, and turn the
+    sign of ``min_delta``, which is: done after restoring, it would be turned twice.
+    """
+    was_chosen = "monitor_op" not in saved
+    if was_chosen and getattr(callback, "monitor_op", callback) is None:
+        callback._set_monitor_op()
 
 
 def prepare_to_resume(callbacks: Sequence[Any]) -> None:

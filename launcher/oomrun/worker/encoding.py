@@ -41,6 +41,8 @@ def encode(value: Any, arrays: Arrays, name: str) -> Any:
         if math.isfinite(value):
             return value
         return {_TAG: "float", "value": repr(value)}
+    if type(value) is bytes:
+        return {_TAG: "bytes", "value": value.hex()}
     if isinstance(value, np.ndarray):
         return _array(value, arrays, name, scalar=False)
     if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):
@@ -86,8 +88,11 @@ def decode(value: Any, arrays: Arrays) -> Any:
     tag = value.get(_TAG)
     if tag == "float":
         return float(value["value"])
+    if tag == "bytes":
+        return bytes.fromhex(value["value"])
     if tag == "array":
-        return arrays[value["name"]]
+        # A copy: what was read from a file is read-only, the value it was is not.
+        return np.array(arrays[value["name"]])
     if tag == "scalar":
         return arrays[value["name"]][()]
     if tag == "dict":

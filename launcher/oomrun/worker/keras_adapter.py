@@ -169,7 +169,10 @@ def _replay(session: Session, call: FitCall, arguments: dict[str, Any]) -> Any:
     history.history = state["result"]["history"]
     history.epoch = state["result"]["epochs"]
     call.model.history = history
-    callback_state.restore(_listed(arguments["callbacks"]), state["callbacks"])
+    callbacks = _listed(arguments["callbacks"])
+    for callback in callbacks:
+        callback.set_model(call.model)
+    callback_state.restore(callbacks, state["callbacks"])
     session.replayed(call, state)
     return history
 
@@ -211,6 +214,8 @@ class _EngineCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if self._restored:
             call.epoch, call.batches = epoch, 0
             return
+        # Read by now; left there, the model's next ``fit`` would begin here too.
+        call.model._initial_epoch = None
         # Last of all hooks: what the others have set for this epoch was set before
         # the checkpoint was written, and is in it.
         assert call.saved is not None

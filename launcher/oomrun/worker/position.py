@@ -92,8 +92,7 @@ class EpochIterator(keras_trainer.TFEpochIterator):  # type: ignore[misc]
         if entrance is None:
             yield from self._one_epoch()
             return
-        for _ in range(entrance.epochs):
-            self._pass_epoch()
+        self.pass_epochs(entrance.epochs)
         yield from self._enter(entrance)
 
     # Keras before 3.7 iterates by this name.
@@ -109,17 +108,31 @@ class EpochIterator(keras_trainer.TFEpochIterator):  # type: ignore[misc]
             return base._enumerate_iterator()  # type: ignore[no-any-return]
         return base.enumerate_epoch()  # type: ignore[no-any-return]
 
+    def pass_epochs(self, count: int) -> None:
+        """Leaves the data as ``count`` epochs of training would have left it."""
+        for _ in range(count):
+            self._pass_epoch()
+
     def _pass_epoch(self) -> None:
         """Leaves the pipeline as an epoch of training would have left it."""
         epoch = self._one_epoch()
-        if self.steps_per_epoch is None:
-            # A new iterator is made for every epoch; making it draws its shuffle.
+        if self.steps_per_epoch is not None:
+            for *_, iterator in epoch:
+                self._step_over(iterator, self.steps_per_execution)
+            return
+        # A new iterator is made for every epoch; making it draws its shuffle.
+        if _draws_while_read(getattr(self.data_adapter, "_dataset", None)):
+            with self.catch_stop_iteration():
+                for *_, iterator in epoch:
+                    for _ in range(self.steps_per_execution):
+                        next(iterator)
+        elif self._num_batches:
+            for _ in epoch:
+                pass  # nothing is read, but Keras makes one more iterator at the end
+        else:
             next(epoch, None)
             epoch.close()  # type: ignore[attr-defined]
             self.data_adapter.on_epoch_end()
-            return
-        for *_, iterator in epoch:
-            self._step_over(iterator, self.steps_per_execution)
 
     def _enter(self, entrance: Position) -> Iterator[Any]:
         passed = 0
@@ -145,3 +158,33 @@ class EpochIterator(keras_trainer.TFEpochIterator):  # type: ignore[misc]
                     "it has changed since the checkpoint was written"
                 ) from None
         return data
+
+
+# Reading one of these makes no iterator of its input but the one made with its own.
+_PASSED_THROUGH = frozenset(
+    f"_{name}Dataset"
+    for name in (
+        "Batch", "Filter", "Map", "Options", "PaddedBatch", "ParallelBatch",
+        "ParallelMap", "Prefetch", "Skip", "Take", "Zip",
+    )
+)  # fmt: skip
+
+
+def _draws_while_read(dataset: Any) -> bool:
+    """Whether reading an epoch draws more shuffles than making its iterator does.
+
+    So it is where a shuffle lies under another one, a repeat or a cache: an epoch that
+    is passed has to be read then.
+    """
+    inputs = dataset._inputs() if isinstance(dataset, tf.data.Dataset) else []
+    if not any(map(_shuffles, inputs)):
+        return False
+    if type(dataset).__name__ in _PASSED_THROUGH:
+        return any(map(_draws_while_read, inputs))
+    return True
+
+
+def _shuffles(dataset: Any) -> bool:
+    return type(dataset).__name__ == "_ShuffleDataset" or any(
+        map(_shuffles, dataset._inputs())
+    )

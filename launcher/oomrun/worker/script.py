@@ -6,6 +6,7 @@ it removes ``__main__`` again before exit handlers and threads of the script are
 
 from __future__ import annotations
 
+import builtins
 import importlib.machinery
 import importlib.util
 import io
@@ -24,13 +25,14 @@ def run_script(path: str, args: Sequence[str]) -> None:
         BaseException: whatever the script raises, ``SystemExit`` included.
     """
     sys.argv = [path, *args]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    # As Python does: what is imported lies beside the file that a link leads to.
+    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     with io.open_code(os.path.abspath(path)) as file:
         source = file.read()
     module = types.ModuleType("__main__")
     module.__dict__.update(
         __file__=path,
-        __builtins__=__builtins__,
+        __builtins__=builtins,
         __loader__=importlib.machinery.SourceFileLoader("__main__", path),
         __spec__=None,
         __cached__=None,
@@ -60,7 +62,7 @@ def run_module(name: str, args: Sequence[str]) -> None:
     module = types.ModuleType("__main__")
     module.__dict__.update(
         __file__=loader.path,
-        __builtins__=__builtins__,
+        __builtins__=builtins,
         __loader__=loader,
         __spec__=spec,
         __package__=spec.parent,

@@ -318,6 +318,7 @@ class Session:
 
     def leave_for_restart(self) -> None:
         """Ends the script since this process cannot go on."""
+        self._report_progress()
         self.store.wait()
         self._leave()
         raise RestartNeededError(EXIT_RESTART)

@@ -18,14 +18,24 @@ while a step is traced. Source: keras/src/losses/loss.py.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
-__all__ = ["Divisors", "Reductions", "correcting", "tracking_by_samples"]
+__all__ = [
+    "Divisors",
+    "Reductions",
+    "correcting",
+    "tracking_by_samples",
+    "tracking_nothing",
+]
+
+# Before 3.13, Keras adds its epsilon to the count of a mask's valid entries before it
+# divides by it, against a count of 0.
+_ADDS_EPSILON = tuple(map(int, keras.__version__.split(".")[:2])) < (3, 13)
 
 
 class Divisors:
@@ -58,7 +68,9 @@ class Reductions:
             total = self._totals[index] if index < len(self._totals) else None
             if total is None:
                 raise RuntimeError("a loss was called in another order than before")
-            share = tf.math.divide_no_nan(divisor, total)
+            masked = reduction != "mean_with_sample_weight"
+            added = keras.config.epsilon() if masked and _ADDS_EPSILON else 0.0
+            share = tf.math.divide_no_nan(divisor + added, total + added)
             return share * tf.cast(whole, share.dtype) / tf.cast(part, share.dtype)
         if reduction in ("sum", "none", None):
             return tf.cast(whole, tf.float64) / tf.cast(part, tf.float64)
@@ -120,26 +132,39 @@ def _divisor(
     return tf.reduce_sum(weights)
 
 
-@contextlib.contextmanager
-def tracking_by_samples(model: Any, samples: tf.Tensor) -> Iterator[None]:
+def tracking_by_samples(
+    model: Any, samples: tf.Tensor
+) -> contextlib.AbstractContextManager[None]:
     """Has the trackers of per-output losses weight by samples while a step is traced.
 
     Keras weights them by the static batch size, which is unknown in a sliced batch:
     it would then average the parts without weights.
     """
+    return _tracking(
+        model, lambda update, values: update(values, sample_weight=samples)
+    )
+
+
+def tracking_nothing(model: Any) -> contextlib.AbstractContextManager[None]:
+    """Has those trackers count nothing: the pass that is traced is not the real one."""
+    return _tracking(model, lambda update, values: None)
+
+
+@contextlib.contextmanager
+def _tracking(model: Any, update: Callable[[Any, Any], Any]) -> Iterator[None]:
     # Keras before 3.5 keeps no per-output losses, and its CompileLoss no ``metrics``.
     metrics = list(getattr(model._compile_loss, "metrics", ()))
     originals = [metric.update_state for metric in metrics]
 
-    def weighted(original: Any) -> Any:
+    def replaced(original: Any) -> Any:
         def update_state(values: Any, sample_weight: Any = None) -> Any:
             del sample_weight
-            return original(values, sample_weight=samples)
+            return update(original, values)
 
         return update_state
 
     for metric, original in zip(metrics, originals, strict=True):
-        metric.update_state = weighted(original)
+        metric.update_state = replaced(original)
     try:
         yield
     finally:

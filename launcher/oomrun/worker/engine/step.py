@@ -208,7 +208,7 @@ class StepFunction:
         def body(index: tf.Tensor, *sums: tf.Tensor) -> Any:
             x, y, sample_weight = unpack(part(index))
             seen = losses.Divisors()
-            with losses.correcting(seen):
+            with losses.correcting(seen), losses.tracking_nothing(self._model):
                 self._loss(
                     x=x,
                     y=y,

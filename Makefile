@@ -1,0 +1,76 @@
+# Needs make, Python 3.10 to 3.13 with pip, and PyPI. Nothing outside this folder is
+# changed. PYTHON=python3.12 make demo takes another interpreter.
+
+SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(firstword $(foreach python,python3 python3.13 python3.12 python3.11 \
+  python3.10 python,$(shell $(python) -c '$(SUPPORTED)' 2>/dev/null && echo $(python))))
+VENV ?= .venv
+BUILD ?= build
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+DEMO := $(BUILD)/demo
+CODE := launcher strategies tests benchmarks configs docs
+BENCHMARKS := $(filter-out __init__ kills,$(basename $(notdir $(wildcard benchmarks/*.py))))
+RUNS ?= 50
+
+.PHONY: help demo test check chaos versions bench clean
+.DELETE_ON_ERROR:
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' Makefile | awk -F'|' '{printf "%-18s%s\n", $$1, $$2}'
+
+demo: $(VENV)/.demo ## set up, run the main job, show how it went
+	@$(BIN)/python -m compileall -q launcher strategies
+	rm -rf $(DEMO)
+	mkdir -p $(DEMO)
+	cd $(DEMO) && $(abspath $(BIN))/oomrun $(abspath configs/quickstart/job.yaml)
+	@echo
+	cd $(DEMO) && $(abspath $(BIN))/oomrun status runs/quickstart
+
+test: check ## set up, run all checks and all tests but the slow ones
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+check: $(VENV)/.test ## lint, types, import contracts
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+chaos: $(VENV)/.test ## kills at random moments (RUNS=50), and the slow tests
+	@mkdir -p $(BUILD)/bench
+	$(BIN)/python -m benchmarks.kills --runs $(RUNS) > $(BUILD)/bench/kills.json
+	@cat $(BUILD)/bench/kills.json
+	$(BIN)/python -m pytest -m slow || [ $$? -eq 5 ] # 5: no test is marked so
+
+versions: $(VENV)/.venv ## the lowest and the newest TensorFlow, Keras and Python
+	$(BIN)/python tests/versions/matrix.py --folder $(BUILD)/versions
+
+bench: $(VENV)/.test ## the benchmarks; their JSON goes to build/bench
+	@mkdir -p $(BUILD)/bench
+	@set -e; for name in $(BENCHMARKS); do echo "$$name"; \
+	  PYTHONPATH=tests $(BIN)/python -m benchmarks.$$name > $(BUILD)/bench/$$name.json; \
+	  cat $(BUILD)/bench/$$name.json; done
+
+clean: ## remove all that make has made
+	rm -rf $(VENV) $(BUILD) dist *.egg-info .pytest_cache .mypy_cache .ruff_cache \
+	  .import_linter_cache .hypothesis
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps: one says that the environment exists, the others what is installed.
+
+$(VENV)/.venv:
+	$(if $(PYTHON),,$(error no Python 3.10 to 3.13 found; name one: PYTHON=... make))
+	@rm -rf $(VENV)
+	@# Debian keeps ensurepip apart: then the pip that is there installs into it.
+	$(PYTHON) -m venv $(VENV) || { \
+	  $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	  $(PYTHON) -m pip --python $(BIN)/python install pip; }
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.venv pyproject.toml
+	$(PIP) install --quiet --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.venv pyproject.toml
+	$(PIP) install --quiet --editable '.[test]'
+	@touch $@ $(VENV)/.demo

@@ -1,0 +1,241 @@
+"""Debian's Prometheus scrapes a real run, and knows what the journal says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(
+    not shutil.which("prometheus"),
+    reason="prometheus is not installed (apt-get install prometheus)",
+)
+
+CONFIG = """
+global: {{scrape_interval: 250ms, scrape_timeout: 250ms}}
+scrape_configs:
+  - job_name: oomrun
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+"""
+
+JOB = """
+name: watched
+script: {script}
+args: ["--epochs", "4", "--size", "64", "--output", "weights.npz"]
+devices: {{cpu: 1, memory: [200MiB]}}
+metrics: {{listen: "127.0.0.1:{port}"}}
+"""
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Prometheus:
+    """A Prometheus server that scrapes one target."""
+
+    def __init__(self, folder: Path, target_port: int) -> None:
+        self._port = free_port()
+        config = folder / "prometheus.yml"
+        config.write_text(CONFIG.format(port=target_port))
+        with (folder / "prometheus.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    "prometheus",
+                    f"--config.file={config}",
+                    f"--storage.tsdb.path={folder / 'data'}",
+                    f"--web.listen-address=127.0.0.1:{self._port}",
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        wait_for(self._is_ready, "prometheus to be ready", 60)
+
+    def _is_ready(self) -> bool:
+        try:
+            url = f"http://127.0.0.1:{self._port}/-/ready"
+            with urllib.request.urlopen(url, timeout=5) as reply:
+                return bool(reply.status == 200)
+        except OSError:
+            return False
+
+    def query(self, expression: str) -> dict[tuple[str, ...], float]:
+        """Values by the values of their labels, without those a scrape adds."""
+        query = urllib.parse.urlencode({"query": expression})
+        url = f"http://127.0.0.1:{self._port}/api/v1/query?{query}"
+        with urllib.request.urlopen(url, timeout=30) as reply:
+            result = json.load(reply)["data"]["result"]
+        added = ("__name__", "instance", "job", "run")
+        return {
+            tuple(
+                v for k, v in sorted(item["metric"].items()) if k not in added
+            ): float(item["value"][1])
+            for item in result
+        }
+
+    def one(self, expression: str) -> float | None:
+        """The only value of ``expression``, None while there is none."""
+        values = list(self.query(expression).values())
+        assert len(values) <= 1, values
+        return values[0] if values else None
+
+    def last(self, metric: str) -> float | None:
+        """The last value scraped, although the target is gone."""
+        return self.one(f"last_over_time({metric}[15m])")
+
+    def close(self) -> None:
+        """Ends it."""
+        self._process.terminate()
+        self._process.wait(30)
+
+
+def wait_for(condition: Any, what: str, timeout_s: float) -> None:
+    """Waits until ``condition()`` holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout_s} s in vain for {what}")
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path, port: int) -> Iterator[Prometheus]:
+    server = Prometheus(tmp_path, port)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A real run that runs out of memory; it is ended with the test."""
+    for needed in ("tensorflow", "sklearn"):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{needed} is not installed")
+    script = ROOT / "configs" / "quickstart" / "train.py"
+    (tmp_path / "job.yaml").write_text(JOB.format(script=script, port=port))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "oomrun", "job.yaml", "--log-format", "json"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    )
+    yield process
+    if process.poll() is None:
+        process.terminate()
+        process.wait(60)
+
+
+def journal(folder: Path) -> list[dict[str, Any]]:
+    """The journal as it stands on disk, read without oomrun's own reader."""
+    text = (folder / "runs" / "watched" / "journal.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def of_type(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The events of one type."""
+    return [event for event in events if event["type"] == name]
+
+
+def ooms(events: list[dict[str, Any]]) -> int:
+    """How often memory ran out: reported, or seen by how an attempt ended."""
+    count, told = 0, False
+    for event in events:
+        if event["type"] == "attempt_started":
+            told = False
+        elif event["type"] == "oom_occurred":
+            count, told = count + 1, event["recovery"] == "restart"
+        elif event["type"] == "attempt_ended" and event["cause"] == "device_oom":
+            count += not told
+    return count
+
+
+def test_what_prometheus_knows_is_what_the_journal_says(
+    prometheus: Prometheus, run: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    wait_for(lambda: prometheus.one("up == 1"), "the endpoint", 60)
+    wait_for(
+        lambda: prometheus.one('oomrun_run_state{oomrun_run_state="training"} == 1'),
+        "the run to train",
+        180,
+    )
+    assert prometheus.one("sum(oomrun_build_info)") == 1
+    assert prometheus.one("oomrun_workers_alive") == 1
+    limit = prometheus.one("oomrun_device_memory_limit_bytes")
+    assert limit == 200 * 2**20
+
+    out, err = run.communicate(timeout=300)
+    assert run.returncode == 0, err.decode()
+    events = journal(tmp_path)
+    assert [json.loads(line)["event"]["type"] for line in out.splitlines()][-1] == (
+        "run_ended"
+    )
+
+    progress = of_type(events, "progressed")
+    last = progress[-1]
+    steps = sum(event["window_steps"] for event in progress)
+    seconds = sum(event["window_steps"] * event["step_s"] for event in progress)
+    assert prometheus.last("oomrun_steps_total") == steps
+    assert prometheus.last("oomrun_step_duration_seconds_count") == steps
+    assert prometheus.last("oomrun_step_duration_seconds_sum") == pytest.approx(seconds)
+    assert prometheus.last("oomrun_samples_total") == last["samples"]
+    assert prometheus.last("oomrun_step") == last["step"]
+    assert prometheus.last("oomrun_epoch") == last["epoch"] == 4
+    assert prometheus.last("oomrun_loss") == pytest.approx(last["loss"])
+    assert prometheus.last("oomrun_global_batch_size") == 256
+    assert prometheus.last("oomrun_micro_batch_size") == last["micro_batch_size"] < 256
+
+    assert ooms(events) >= 1
+    counted = prometheus.one("sum(last_over_time(oomrun_oom_events_total[15m]))")
+    assert counted == ooms(events)
+    # Every series was there at 0 before: Prometheus can tell that it rose.
+    assert prometheus.one("sum(min_over_time(oomrun_oom_events_total[15m]))") == 0
+    assert prometheus.one("sum(resets(oomrun_oom_events_total[15m]))") == 0
+    changes = of_type(events, "micro_batch_changed")
+    adapted = prometheus.one("sum(last_over_time(oomrun_adaptations_total[15m]))")
+    restarts = [
+        event
+        for event in of_type(events, "decision_made")
+        if event["action"] == "restart"
+    ]
+    assert adapted == len(changes) + sum(
+        event["micro_batch_size"] is not None for event in restarts
+    )
+    assert prometheus.one("sum(last_over_time(oomrun_restarts_total[15m]))") == len(
+        restarts
+    )
+
+    saved = of_type(events, "checkpoint_saved")
+    assert prometheus.last("oomrun_checkpoint_duration_seconds_count") == len(saved)
+    assert prometheus.last("oomrun_checkpoint_size_bytes") == saved[-1]["size_bytes"]
+    ended = of_type(events, "run_ended")[0]
+    # The exporter stayed for the scrape that sees the end.
+    assert prometheus.last("oomrun_run_end_timestamp_seconds") == pytest.approx(
+        ended["at"]
+    )
+    completed = 'oomrun_run_state{oomrun_run_state="completed"}'
+    assert prometheus.last(completed) == 1
