@@ -9,8 +9,9 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from oomrun.core import document, jobfile
+from oomrun.core import jobfile
 from oomrun.core.errors import SpecError
+from oomrun.core.jobfile import document
 
 _FILE = Path(__file__).parents[2] / "benchmarks" / "mutate.py"
 

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from oomrun import __version__
-from oomrun.core import document, jobfile
+from oomrun.core import jobfile
 from oomrun.core.errors import Problem, SpecError
-from oomrun.core.later import VERSION
+from oomrun.core.jobfile import document
+from oomrun.core.jobfile.later import VERSION
 from oomrun.core.spec import (
     AUTO,
     AtMost,

@@ -164,8 +164,8 @@ def test_an_unseeded_script_still_sees_new_orders(source: str) -> None:
 
 
 def test_a_dataset_that_two_fits_share_goes_on() -> None:
-    data = shuffled().batch(4)
     keras.utils.set_random_seed(5)
+    data = shuffled().batch(4)
     given = {"distribute_strategy": STRATEGY, "shuffle": False}
     fits = [
         EpochIterator(x=data, epoch_seed=randomness.EpochSeed(99, fit=n), **given)

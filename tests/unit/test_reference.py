@@ -7,12 +7,12 @@ import pytest
 import yaml
 
 from oomrun.core import jobfile
-from oomrun.core.fields import JOB
-from oomrun.core.kinds import Field, Json, Kind, Missing, OneOf, Section
-from oomrun.core.later import LATER
-from oomrun.core.nodes import join
-from oomrun.core.reference import example_yaml, flow, reference_markdown
-from oomrun.core.template import init_text
+from oomrun.core.jobfile.fields import JOB
+from oomrun.core.jobfile.kinds import Field, Json, Kind, Missing, OneOf, Section
+from oomrun.core.jobfile.later import LATER
+from oomrun.core.jobfile.nodes import join
+from oomrun.core.jobfile.reference import example_yaml, flow, reference_markdown
+from oomrun.core.jobfile.template import init_text
 
 DOCS = Path(__file__).parents[2] / "docs" / "job-file.md"
 FRAME = {"name": "digits", "script": "train.py"}
@@ -38,7 +38,7 @@ def cases() -> Iterator[tuple[str, Json]]:
 
 def test_the_committed_reference_is_the_generated_one() -> None:
     assert DOCS.read_text() == reference_markdown(), (
-        "run: python -m oomrun.core.reference > docs/job-file.md"
+        "run: python -m oomrun.core.jobfile.reference > docs/job-file.md"
     )
 
 

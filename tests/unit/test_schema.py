@@ -9,7 +9,7 @@ import yaml
 
 from oomrun.cli import jobfile_commands
 from oomrun.core import jobfile
-from oomrun.core.jsonschema import schema
+from oomrun.core.jobfile.jsonschema import schema
 
 FRAME = "name: digits\nscript: train.py\n"
 

@@ -123,7 +123,7 @@ def validate(args: argparse.Namespace) -> int:
 
 def schema(args: argparse.Namespace) -> int:
     """Print the JSON Schema of job files."""
-    from oomrun.core import jsonschema
+    from oomrun.core.jobfile import jsonschema
 
     print(json.dumps(jsonschema.schema(), indent=2))
     return EXIT_VALID
@@ -131,7 +131,7 @@ def schema(args: argparse.Namespace) -> int:
 
 def init(args: argparse.Namespace) -> int:
     """Write a commented job file: 0 if it was written, 2 if it could not be."""
-    from oomrun.core import template
+    from oomrun.core.jobfile import template
 
     script, output = Path(args.script), Path(args.output)
     try:

@@ -159,7 +159,12 @@ def _replay(session: Session, call: FitCall, arguments: dict[str, Any]) -> Any:
         class_weight=arguments["class_weight"],
         epoch_seed=randomness.EpochSeed(session.launch.seed, call.number),
     )
+    # As ``fit`` did: for an unbuilt model Keras looks at a first batch. A dataset that
+    # the script gives to its next ``fit`` too goes on from where this one left it.
+    call.model._maybe_symbolic_build(iterator=iterator)
+    iterator.reset()
     building.from_spec(call.model, iterator.element_spec)
+    iterator.pass_epochs(len(state["result"]["epochs"]))
     checkpointing.restore_variables(
         checkpointing.training_variables(call.model), arrays
     )

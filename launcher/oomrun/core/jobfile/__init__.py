@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oomrun.core import checks, document, later, overrides, reading
-from oomrun.core.document import decode
 from oomrun.core.errors import Problem, SpecError
-from oomrun.core.fields import JOB
-from oomrun.core.nodes import Broken, Place, Scalar, Table, join
-from oomrun.core.reading import Reading
+from oomrun.core.jobfile import checks, document, later, overrides, reading
+from oomrun.core.jobfile.document import decode
+from oomrun.core.jobfile.fields import JOB
+from oomrun.core.jobfile.nodes import Broken, Place, Scalar, Table, join
+from oomrun.core.jobfile.reading import Reading
 from oomrun.core.spec import (
     AUTO,
     BatchSpec,

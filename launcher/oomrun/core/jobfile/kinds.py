@@ -8,7 +8,7 @@ against them, and the schema and the reference are printed from them.
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
-from oomrun.core.nodes import Scalar
+from oomrun.core.jobfile.nodes import Scalar
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 

@@ -7,9 +7,9 @@ that ``--set batch.micro.max=64`` works where the file says ``micro: auto``.
 import re
 from collections.abc import Sequence
 
-from oomrun.core import document
 from oomrun.core.errors import Problem
-from oomrun.core.nodes import Entry, Node, Place, Table, shorten
+from oomrun.core.jobfile import document
+from oomrun.core.jobfile.nodes import Entry, Node, Place, Table, shorten
 
 FILE = "--set"
 

@@ -1,7 +1,15 @@
 """The part of the table of keys that says what to train on, in how much memory."""
 
-from oomrun.core import values
-from oomrun.core.kinds import Choice, Field, ListOf, OneOf, Section, Whole, choice
+from oomrun.core.jobfile import values
+from oomrun.core.jobfile.kinds import (
+    Choice,
+    Field,
+    ListOf,
+    OneOf,
+    Section,
+    Whole,
+    choice,
+)
 from oomrun.core.spec import AUTO, AtMost, Gpus
 
 _MOST_SAMPLES = 2**31 - 1

@@ -7,7 +7,7 @@ take six times as long to make, and `oomrun validate` has a quarter of a second.
 from typing import NamedTuple
 
 from oomrun.core.errors import Problem
-from oomrun.core.scalars import ScalarKind, Value
+from oomrun.core.jobfile.scalars import ScalarKind, Value
 
 
 class Place(NamedTuple):

@@ -6,8 +6,8 @@ One table, so that bringing a feature means deleting its line here.
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from oomrun.core.kinds import Json
-from oomrun.core.reading import Reading
+from oomrun.core.jobfile.kinds import Json
+from oomrun.core.jobfile.reading import Reading
 
 VERSION = "0.1"  # core stands alone; a test compares it with oomrun.__version__
 

@@ -4,8 +4,8 @@ Printed from the table of keys. It knows types, ranges, known keys, and what thi
 version refuses; it does not know how keys go together, which ``validate`` does.
 """
 
-from oomrun.core.fields import JOB
-from oomrun.core.kinds import (
+from oomrun.core.jobfile.fields import JOB
+from oomrun.core.jobfile.kinds import (
     Field,
     Json,
     Kind,
@@ -15,8 +15,8 @@ from oomrun.core.kinds import (
     OneOf,
     Section,
 )
-from oomrun.core.later import LATER, VERSION
-from oomrun.core.nodes import join
+from oomrun.core.jobfile.later import LATER, VERSION
+from oomrun.core.jobfile.nodes import join
 
 _LATER = {later.path: later for later in LATER}
 

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from oomrun.core.errors import Problem, SpecError
-from oomrun.core.nodes import (
+from oomrun.core.jobfile.nodes import (
     Broken,
     Entry,
     Listing,
@@ -26,8 +26,8 @@ from oomrun.core.nodes import (
     join,
     shorten,
 )
-from oomrun.core.scalars import Meaning, meaning
-from oomrun.core.syntax import syntax_advice
+from oomrun.core.jobfile.scalars import Meaning, meaning
+from oomrun.core.jobfile.syntax import syntax_advice
 
 MAX_DEPTH = 16  # the job file itself needs 4
 MAX_CHARACTERS = 1 << 20

@@ -6,7 +6,7 @@ reported once.
 
 import re
 
-from oomrun.core.reading import Reading
+from oomrun.core.jobfile.reading import Reading
 from oomrun.core.spec import Bytes, Gpus, Share
 from oomrun.core.units import format_bytes
 

@@ -5,10 +5,10 @@ Whatever is said about a key anywhere (what it accepts, its default, the JSON Sc
 too, since they are type-checked all the same; ``later`` says which those are.
 """
 
-from oomrun.core import values
-from oomrun.core.fields_devices import BATCH, DEVICES, MEMORY
-from oomrun.core.fields_run import CHECKPOINT, KUBERNETES, METRICS, RECOVERY
-from oomrun.core.kinds import Field, ListOf, MapOf, Section, choice
+from oomrun.core.jobfile import values
+from oomrun.core.jobfile.fields_devices import BATCH, DEVICES, MEMORY
+from oomrun.core.jobfile.fields_run import CHECKPOINT, KUBERNETES, METRICS, RECOVERY
+from oomrun.core.jobfile.kinds import Field, ListOf, MapOf, Section, choice
 
 _PROGRAM = (
     Field(

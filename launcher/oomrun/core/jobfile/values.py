@@ -7,7 +7,7 @@ JSON Schema. A check raises ValueError with a hint (or none) for the user.
 import re
 
 from oomrun.core import units
-from oomrun.core.kinds import Text
+from oomrun.core.jobfile.kinds import Text
 from oomrun.core.spec import Bytes, EverySeconds, EverySteps, Listen, Share
 
 NAME_PATTERN = r"^[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?$"

@@ -1,7 +1,7 @@
 """The commented job file that ``oomrun init train.py`` writes."""
 
-from oomrun.core.reference import flow
-from oomrun.core.values import slug
+from oomrun.core.jobfile.reference import flow
+from oomrun.core.jobfile.values import slug
 
 
 def init_text(

@@ -1,7 +1,16 @@
 """The part of the table of keys that says how a run is kept going and watched."""
 
-from oomrun.core import values
-from oomrun.core.kinds import Choice, Field, Flag, ListOf, OneOf, Section, Whole, choice
+from oomrun.core.jobfile import values
+from oomrun.core.jobfile.kinds import (
+    Choice,
+    Field,
+    Flag,
+    ListOf,
+    OneOf,
+    Section,
+    Whole,
+    choice,
+)
 
 _RESTARTS = OneOf(
     (

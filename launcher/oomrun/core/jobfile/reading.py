@@ -7,8 +7,8 @@ Does not cover: how keys go together (``checks``), what comes later (``later``).
 from collections.abc import Iterable, Mapping
 
 from oomrun.core.errors import Problem
-from oomrun.core.expansion import ExpansionError, expand
-from oomrun.core.kinds import (
+from oomrun.core.jobfile.expansion import ExpansionError, expand
+from oomrun.core.jobfile.kinds import (
     Choice,
     Kind,
     ListOf,
@@ -19,7 +19,7 @@ from oomrun.core.kinds import (
     Text,
     Unfit,
 )
-from oomrun.core.nodes import (
+from oomrun.core.jobfile.nodes import (
     Broken,
     Listing,
     Node,
@@ -29,7 +29,7 @@ from oomrun.core.nodes import (
     join,
     shorten,
 )
-from oomrun.core.scalars import Meaning, meaning
+from oomrun.core.jobfile.scalars import Meaning, meaning
 
 
 class Reading:
