@@ -159,10 +159,11 @@ def _replay(session: Session, call: FitCall, arguments: dict[str, Any]) -> Any:
         class_weight=arguments["class_weight"],
         epoch_seed=randomness.EpochSeed(session.launch.seed, call.number),
     )
-    # As ``fit`` did: for an unbuilt model Keras looks at a first batch. A dataset that
-    # the script gives to its next ``fit`` too goes on from where this one left it.
-    call.model._maybe_symbolic_build(iterator=iterator)
-    iterator.reset()
+    # A dataset that the script gives to its next ``fit`` too goes on from where this
+    # one left it, after the batch that newer versions of Keras build a model by.
+    if hasattr(call.model, "_maybe_symbolic_build"):
+        call.model._maybe_symbolic_build(iterator=iterator)
+        iterator.reset()
     building.from_spec(call.model, iterator.element_spec)
     iterator.pass_epochs(len(state["result"]["epochs"]))
     checkpointing.restore_variables(

@@ -39,17 +39,19 @@ class MicroBatches:
         planned = settings.plan.devices[0].micro_batch_size
         self._limits: dict[str, int | None] = {
             "gradients": planned,
-            "evaluate": planned,
+            # Evaluation needs less, and is cut only once it has not fitted: what it
+            # reports of a masked loss depends on the cut.
+            "evaluate": None,
         }
         self._ran: dict[str, int] = {"gradients": 0, "evaluate": 0}
         self.step = 0
 
     def size(self, samples: int, phase: str = "gradients") -> int:
         """Samples a pass for a batch of ``samples``."""
-        settings = self._settings
-        if settings.micro_batch_fixed is not None and phase == "gradients":
-            return min(settings.micro_batch_fixed, samples)
-        bounds = [samples, self._limits[phase], settings.micro_batch_max]
+        bounds = [samples, self._limits[phase]]
+        if phase == "gradients":
+            settings = self._settings
+            bounds += [settings.micro_batch_max, settings.micro_batch_fixed]
         return min(bound for bound in bounds if bound is not None)
 
     def ran(self, size: int, phase: str = "gradients") -> None:

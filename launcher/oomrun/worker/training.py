@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from oomrun.worker import building
@@ -25,6 +26,7 @@ class TrainFunction:
     def __init__(self, session: Session, model: Any) -> None:
         self._session, self._model = session, model
         self._function: step.StepFunction | None = None
+        self._said = False
 
     def __call__(self, iterator: Any) -> Any:
         logs = None
@@ -50,6 +52,8 @@ class TrainFunction:
             session.before_step(data, samples)
         while True:
             size = session.micro_batches.size(samples)
+            if size < samples:
+                self._say_what_a_cut_changes()
             began = time.perf_counter()
             try:
                 logs = self._function.run(data, samples, size)
@@ -62,6 +66,20 @@ class TrainFunction:
         if in_fit:
             session.step_done(samples, time.perf_counter() - began)
         return logs
+
+    def _say_what_a_cut_changes(self) -> None:
+        if self._said:
+            return
+        self._said = True
+        layers = self._model._flatten_layers()
+        if any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers):
+            self._session.note(
+                "batch-norm",
+                f"{self._model.name} has BatchNormalization: its statistics are those "
+                "of each micro-batch, so a step in micro-batches is not exactly that "
+                "of the whole batch. LayerNormalization or GroupNormalization would "
+                "not depend on the cut",
+            )
 
     def _exhausted(self, size: int, samples: int, message: str) -> None:
         """Returns where the step can be taken again, with a smaller micro-batch."""
