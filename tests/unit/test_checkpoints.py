@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -107,20 +108,24 @@ def test_a_folder_that_is_gone_is_an_error(tmp_path: Path) -> None:
 # --- a writer that fails --------------------------------------------------------------
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_files() -> Iterator[None]:
-    """No file may grow over 1 KiB, as on a disk that is full."""
+    """No file may grow over 1 KiB, as on a disk that is full.
+
+    Around the least possible: the limit is the process's, and pytest's own output may
+    be a file.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1024, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_leaves_nothing_and_spares_the_old(
-    one: Path, small_files: None
-) -> None:
+def test_a_full_disk_leaves_nothing_and_spares_the_old(one: Path) -> None:
     for name in ("step-2", one.name):
-        with pytest.raises(OSError, match="large"):
+        with pytest.raises(OSError, match="large"), small_files():
             checkpoints.write(one.parent, name, FILES)
     assert [entry.name for entry in one.parent.iterdir()] == [one.name]
     assert checkpoints.read(one) == CONTENT
