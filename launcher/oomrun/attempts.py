@@ -109,7 +109,8 @@ class _Watch:
             case ev.OomOccurred():
                 self.oom = event
             case ev.ScriptEnded():
-                self.script = event
+                # The first word counts: nothing may take back that it was stopped.
+                self.script = self.script or event
                 self._terminate_within(self.timing.linger_s)
 
     def _refuse(self, why: str) -> None:

@@ -201,3 +201,33 @@ def test_completion_knows_every_command_and_option(shell: str) -> None:
     assert "allow-changes" in text
     if shell == "bash":
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+@pytest.mark.parametrize("options", [["--run-dir", ""], ["--run-dir", "."]])
+def test_a_run_does_not_lie_among_other_files(
+    folder: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["job.yaml", *options]) == 2
+    assert "is not empty and holds no run" in capsys.readouterr().err
+    assert (folder / "job.yaml").read_text() == JOB
+    assert {entry.name for entry in folder.iterdir()} == {"job.yaml", "t.py"}
+
+
+@pytest.mark.parametrize(
+    "command", ["validate job.yaml", "plan job.yaml", "schema", "status nowhere"]
+)
+def test_started_without_streams(command: str, folder: Path) -> None:
+    line = f"exec {sys.executable} -m oomrun {command} >&- 2>&-"
+    done = subprocess.run(["sh", "-c", line], cwd=folder)
+    assert done.returncode == (2 if "nowhere" in command else 0)
+
+
+def test_an_output_that_is_full(folder: Path) -> None:
+    line = f"exec {sys.executable} -m oomrun plan job.yaml --json >/dev/full"
+    done = subprocess.run(
+        ["sh", "-c", line], cwd=folder, stderr=subprocess.PIPE, text=True
+    )
+    assert done.returncode == 4
+    assert done.stderr == (
+        "oomrun: the output cannot be written: No space left on device\n"
+    )

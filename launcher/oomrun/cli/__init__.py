@@ -7,6 +7,7 @@ commands, each in its own module, imported when it is called and not before.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -80,6 +81,7 @@ Exit codes:
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code; never raises."""
     arguments = sys.argv[1:] if argv is None else argv
+    _open_streams()
     try:
         code = _main(arguments)
         # A reader that has gone shows here, not while the interpreter ends.
@@ -98,6 +100,13 @@ def main(argv: list[str] | None = None) -> int:
     except OomrunError as error:
         _complain(f"oomrun: {error}")
         return error.exit_code
+    except OSError as error:
+        if not _is_of_stdout(error):
+            _complain(f"oomrun: internal error: {_internal(error)}")
+            return EXIT_OURS
+        _silence_stdout()
+        _complain(f"oomrun: the output cannot be written: {error.strerror}")
+        return EXIT_OURS
     except Exception as error:
         _complain(f"oomrun: internal error: {_internal(error)}")
         return EXIT_OURS
@@ -187,6 +196,19 @@ def _complain(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
     except OSError:
         return  # nobody listens; the exit code tells it all
+
+
+def _open_streams() -> None:
+    """Gives us streams where we were started without, as daemons are."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            null = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, null)
+
+
+def _is_of_stdout(error: OSError) -> bool:
+    """Whether writing our own output failed; files that fail are named in the error."""
+    return error.filename is None and error.errno in (errno.ENOSPC, errno.EIO)
 
 
 def _silence_stdout() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from oomrun.cli.jobfile_commands import add_set_option, load_job_file
 from oomrun.core import units
+from oomrun.core.errors import Problem, SpecError
 from oomrun.core.spec import JobSpec
 from oomrun.core.state import JobState
 
@@ -76,9 +77,33 @@ def add_run_dir_option(parser: argparse.ArgumentParser) -> None:
 
 
 def run_dir_of(args: argparse.Namespace, spec: JobSpec) -> Path:
-    """The run directory that the command line or the job's name tells."""
+    """The run directory that the command line or the job's name tells.
+
+    Raises:
+        SpecError: it is somebody's folder already, and holds no run.
+    """
     named: Path | None = args.run_dir
-    return named if named is not None else Path("runs") / spec.name
+    folder = named if named is not None else Path("runs") / spec.name
+    # A run's files, job.yaml among them, must never lie among (or over) others.
+    if folder.is_dir() and not _is_for_runs(folder):
+        raise SpecError(
+            [
+                Problem(
+                    file="runs/NAME" if named is None else "--run-dir",
+                    line=1,
+                    column=1,
+                    path="",
+                    message=f"{folder} is not empty and holds no run",
+                    hint="name a folder of the run's own",
+                )
+            ]
+        )
+    return folder
+
+
+def _is_for_runs(folder: Path) -> bool:
+    names = {entry.name for entry in folder.iterdir()}
+    return "journal.jsonl" in names or names <= {"lock"}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -108,8 +108,8 @@ def _after_device_oom(
     failed = state.micro_batch_failed or state.micro_batch_size
     if state.last_oom is not None and state.last_oom.recovery == "none":
         return Fail(
-            reason=f"{diagnosis.summary}. The model has a train_step of its own, whose "
-            "batch cannot be cut: give the script a smaller batch",
+            reason=f"{diagnosis.summary}. The batches of this model cannot be cut into "
+            "micro-batches (the notes say why): give the script a smaller batch",
             exit_code=3,
         )
     if "micro_batch" not in limits.levers:
@@ -151,6 +151,11 @@ def _known_to_run(state: JobState, failed: int) -> int:
 def _after_crash(diagnosis: Diagnosis, state: JobState, used: int) -> Decision:
     script = state.script
     moved = state.step > state.step_at_attempt_start
+    if script is None and not moved and used > 0 and not state.last_oom:
+        return Fail(
+            reason=f"{diagnosis.summary}, twice without a step between. A script that "
+            "calls os._exit, or crashes the interpreter, cannot say how it ended"
+        )
     if script is not None and not moved:
         # The same input, the same code, no step in between: it would fail again.
         return Fail(

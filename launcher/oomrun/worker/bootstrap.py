@@ -41,13 +41,12 @@ def main() -> int:
         settings = launches.from_json(json.load(file))
     lifeline.die_with_parent(settings.supervisor_pid)
     session = _set_up(settings, channel, began)
-    ended = _run(settings, session)
+    ended = _run(settings)
     session.store.wait()
-    if ended is not None:
-        channel.send(ended)
+    channel.send(ended)
     _flush()
     channel.close()
-    return ended.exit_code if ended is not None else 70
+    return ended.exit_code
 
 
 def _set_up(settings: Launch, channel: Channel, began: float) -> Session:
@@ -83,19 +82,14 @@ def _set_up(settings: Launch, channel: Channel, began: float) -> Session:
     return session
 
 
-def _run(settings: Launch, session: Session) -> ev.ScriptEnded | None:
-    """Runs the script; None where it was ended by ourselves, and already reported."""
-    from oomrun.worker.recovery import RestartNeededError
-    from oomrun.worker.session import StoppedError
-
+def _run(settings: Launch) -> ev.ScriptEnded:
+    """Runs the script, and says how it ended."""
     try:
         with _strategy(settings.plan.strategy).scope():
             if settings.program_kind == "module":
                 script.run_module(settings.program, settings.args)
             else:
                 script.run_script(settings.program, settings.args)
-    except (StoppedError, RestartNeededError):
-        return None
     except SystemExit as error:
         return _exited(settings, error)
     except BaseException as error:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from oomrun.worker.engine import step
 
-__all__ = ["from_batch", "from_spec"]
+__all__ = ["from_batch", "from_spec", "is_complete"]
 
 
 def from_spec(model: Any, spec: Any) -> None:
@@ -41,11 +41,25 @@ def from_batch(model: Any, data: Any) -> None:
     try:
         _build(model, data)
     except (RuntimeError, ValueError, TypeError):
-        # A model that cannot be called with symbolic inputs: trace it, without running.
-        x, _, _ = step.unpack(data)
-        tf.function(lambda: model(x)).get_concrete_function()
+        # It cannot be called with symbolic inputs: trace it, without running it.
+        tf.function(lambda: _forward(model, data)).get_concrete_function()
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
+
+
+def _forward(model: Any, data: Any) -> None:
+    x, y, sample_weight = step.unpack(data)
+    predictions = model(x)
+    step.loss_of(model, x=x, y=y, y_pred=predictions, sample_weight=sample_weight)
+    model.compute_metrics(x, y, predictions, sample_weight=sample_weight)
+
+
+def is_complete(model: Any) -> bool:
+    """Whether all variables of model, optimizer and metrics are made."""
+    parts = [model.optimizer, model._compile_metrics, model._compile_loss]
+    return all(layer.built for layer in model._flatten_layers()) and all(
+        getattr(part, "built", True) for part in parts if part is not None
+    )
 
 
 def _build(model: Any, batch: Any) -> None:

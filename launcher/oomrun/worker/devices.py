@@ -69,7 +69,9 @@ def _read(name: str, device: DevicePlan) -> DeviceMemory:
     in_use = peak = None
     try:
         info = tf.config.experimental.get_memory_info(name)
-        in_use, peak = int(info["current"]), int(info["peak"])
+        # The system's allocator, on a CPU without a limit, counts nothing and says 0.
+        if info["peak"]:
+            in_use, peak = int(info["current"]), int(info["peak"])
     except (ValueError, RuntimeError):
         pass
     return DeviceMemory(

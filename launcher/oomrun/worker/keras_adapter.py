@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from oomrun.worker import building, callback_state, checkpointing, randomness
-from oomrun.worker.engine import step
+from oomrun.worker.engine import slicing, step
 from oomrun.worker.engine.evaluation import PredictFunction, TestFunction
 from oomrun.worker.position import EpochIterator, Position
 from oomrun.worker.session import FitCall, Session
@@ -165,6 +165,8 @@ def _replay(session: Session, call: FitCall, arguments: dict[str, Any]) -> Any:
         call.model._maybe_symbolic_build(iterator=iterator)
         iterator.reset()
     building.from_spec(call.model, iterator.element_spec)
+    if not building.is_complete(call.model):
+        building.from_batch(call.model, slicing.as_tensors(iterator.peek()))
     iterator.pass_epochs(len(state["result"]["epochs"]))
     checkpointing.restore_variables(
         checkpointing.training_variables(call.model), arrays
@@ -226,9 +228,12 @@ class _EngineCallback(keras.callbacks.Callback):  # type: ignore[misc]
         # the checkpoint was written, and is in it.
         assert call.saved is not None
         state, arrays = call.saved
-        checkpointing.restore_variables(
-            checkpointing.training_variables(call.model), arrays
-        )
+        if building.is_complete(call.model):
+            checkpointing.restore_variables(
+                checkpointing.training_variables(call.model), arrays
+            )
+        else:
+            call.pending = arrays  # for the first batch, which completes the model
         callback_state.restore(call.callbacks, state["callbacks"])
         self._random = state["random"]
         self._restored = True
@@ -263,15 +268,22 @@ class _EngineCallback(keras.callbacks.Callback):  # type: ignore[misc]
                     "the data pipeline did not give the batches again that it gave "
                     "before the restart: some samples of this epoch may be trained "
                     "twice and others not at all. A seed in the script's shuffle "
-                    "makes it repeatable",
+                    "makes it repeatable; a generator or PyDataset must give the same "
+                    "batches each time it is begun",
                 )
 
     def _count_unmanaged(self) -> None:
+        """Counts the steps of an execution that was not ours."""
         session, call = self._session, self._call
-        size = call.iterator.rows_of_batch(call.batches)
-        session.announce(size)
-        session.due_after_step()
-        session.step_done(size, time.perf_counter() - self._began)
+        seconds = time.perf_counter() - self._began
+        steps = call.model.steps_per_execution
+        if call.iterator.num_batches:
+            steps = min(steps, call.iterator.num_batches - call.batches)
+        for _ in range(steps):
+            size = call.iterator.rows_of_batch(call.batches)
+            session.announce(size)
+            session.due_after_step()
+            session.step_done(size, seconds / steps)
 
 
 def _hook_epoch_iterator(session: Session) -> None:

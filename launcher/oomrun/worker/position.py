@@ -83,6 +83,10 @@ class EpochIterator(keras_trainer.TFEpochIterator):  # type: ignore[misc]
         last = self.num_batches is not None and index + 1 == self.num_batches
         return (last and adapter.partial_batch_size) or adapter.batch_size or 1
 
+    def peek(self) -> Any:
+        """A first batch, from an iterator of its own."""
+        return next(iter(self._distributed_dataset))
+
     def enter_at(self, position: Position) -> None:
         """The next epoch that is iterated begins at ``position``."""
         self._entrance = position

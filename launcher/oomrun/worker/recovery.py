@@ -15,15 +15,7 @@ from oomrun.core import events as ev
 from oomrun.worker import devices
 from oomrun.worker.channel import Channel
 
-__all__ = ["MicroBatches", "RestartNeededError"]
-
-
-class RestartNeededError(SystemExit):
-    """This process cannot go on; the supervisor starts another one.
-
-    A ``SystemExit``, so that the script's own ``except Exception`` does not take it
-    for an error of training.
-    """
+__all__ = ["MicroBatches"]
 
 
 class MicroBatches:

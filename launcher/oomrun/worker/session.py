@@ -8,11 +8,13 @@ Does not cover: how a step is taken (``engine``) and how Keras is hooked
 
 from __future__ import annotations
 
+import contextlib
 import math
-import threading
+import os
+import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from oomrun.core import events as ev
 from oomrun.core.launch import Launch
@@ -20,24 +22,18 @@ from oomrun.worker import (
     callback_state,
     checkpointing,
     devices,
-    lifeline,
     position,
     randomness,
 )
 from oomrun.worker.channel import Channel
 from oomrun.worker.encoding import Arrays
-from oomrun.worker.recovery import MicroBatches, RestartNeededError
+from oomrun.worker.recovery import MicroBatches
 from oomrun.worker.store import Store
 
-__all__ = ["FitCall", "Session", "StoppedError"]
+__all__ = ["FitCall", "Session"]
 
 _PROGRESS_EVERY_S = 0.25
-_HARD_EXIT_AFTER_S = 20.0
 EXIT_STOPPED, EXIT_RESTART = 75, 70
-
-
-class StoppedError(SystemExit):
-    """We were asked to stop, and have written a checkpoint."""
 
 
 @dataclass
@@ -48,6 +44,8 @@ class FitCall:
         number: from 1, in the order of the script.
         fingerprint: what must be alike for a checkpoint to belong to this call.
         saved: state and arrays to go on from, None for a fresh start.
+        pending: arrays that wait for the first batch, since shapes alone did not tell
+            which variables the model has.
         epoch, batches: epochs done, and batches done in the current one.
     """
 
@@ -57,6 +55,7 @@ class FitCall:
     epochs: int = 1
     initial_epoch: int = 0
     saved: tuple[dict[str, Any], Arrays] | None = None
+    pending: Arrays | None = None
     iterator: Any = None
     callbacks: list[Any] = field(default_factory=list)
     epoch: int = 0
@@ -89,10 +88,9 @@ class Session:
         self._batch = 0
         self._global_batch_size = launch.global_batch_size
         self._notes: set[str] = set()
-        self._fingerprint: str | None = None
+        self._last: Any = None  # the batch trained last, for its fingerprint
         self._due = ""
         self._saved_at = time.monotonic()
-        self._leaving = False
         self.store = Store(launch, channel)
 
     # -- reporting -------------------------------------------------------------
@@ -119,8 +117,6 @@ class Session:
         self, model: Any, fingerprint: dict[str, Any], epochs: int
     ) -> FitCall:
         """The next call of ``fit``; ``saved`` says from where it goes on."""
-        if self._leaving:
-            self._hard_exit()
         self._fits += 1
         call = FitCall(
             number=self._fits, fingerprint=fingerprint, model=model, epochs=epochs
@@ -206,12 +202,12 @@ class Session:
     def before_step(self, data: Any, samples: int) -> None:
         """Called with every batch before it is trained."""
         self.announce(samples)
-        self._due = self._why_save(self.step + 1)
-        self._fingerprint = position.fingerprint(data) if self._due else None
+        self._due = self._due or self._why_save(self.step + 1)
+        self._last = data
 
     def due_after_step(self) -> None:
         """As ``before_step``, for a step whose batch we never see."""
-        self._due, self._fingerprint = self._why_save(self.step + 1), None
+        self._due = self._due or self._why_save(self.step + 1)
 
     def step_done(self, samples: int, seconds: float) -> None:
         """One more optimizer step over ``samples`` samples was taken."""
@@ -290,7 +286,7 @@ class Session:
             "epoch": call.epoch,
             "batches": call.batches,
             "initial_epoch": call.initial_epoch,
-            "data": self._fingerprint or "",
+            "data": "" if self._last is None else position.fingerprint(self._last),
             "callbacks": callback_state.save(call.callbacks),
             "random": randomness.save(),
             "result": result,
@@ -300,39 +296,34 @@ class Session:
     def emergency_checkpoint(self) -> None:
         """Saves after an exhaustion that has changed nothing: no step is lost."""
         if self.fit is not None and self.fit.announced:
-            self._fingerprint = None
+            self._last = None  # it was not trained
             self._save_step(self.fit, "out of memory")
             self.store.wait()
 
     # -- leaving ---------------------------------------------------------------
 
-    def leave_stopped(self) -> None:
-        """Ends the script since we were asked to; the checkpoint is complete."""
+    def leave_stopped(self) -> NoReturn:
+        """Ends the process since we were asked to; the checkpoint is complete."""
         self.store.wait()
         self._send(
             ev.ScriptEnded, rank=self.launch.rank, outcome="stopped",
             exit_code=EXIT_STOPPED,
         )  # fmt: skip
-        self._leave()
-        raise StoppedError(EXIT_STOPPED)
+        self._leave(EXIT_STOPPED)
 
-    def leave_for_restart(self) -> None:
-        """Ends the script since this process cannot go on."""
-        self._report_progress()
+    def leave_for_restart(self) -> NoReturn:
+        """Ends the process since it cannot go on."""
         self.store.wait()
-        self._leave()
-        raise RestartNeededError(EXIT_RESTART)
+        self._leave(EXIT_RESTART)
 
-    def _leave(self) -> None:
-        self._leaving = True
-        # A script may catch even SystemExit; it must not train on.
-        timer = threading.Timer(_HARD_EXIT_AFTER_S, self._hard_exit)
-        timer.daemon = True
-        timer.start()
-
-    def _hard_exit(self) -> None:
+    def _leave(self, code: int) -> NoReturn:
+        # Not by an exception: a script that catches it, or whose ``finally`` saves the
+        # model, would go on with one that is trained half.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
         self.channel.close()
-        lifeline.end_group()
+        os._exit(code)
 
 
 def _finite(value: Any) -> float | None:

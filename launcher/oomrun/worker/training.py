@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from oomrun.worker import building
+from oomrun.worker import building, caveats, checkpointing
 from oomrun.worker.engine import slicing, step
+from oomrun.worker.engine.separability import Separability
 from oomrun.worker.session import Session
 
 __all__ = ["TrainFunction"]
@@ -44,6 +44,7 @@ class TrainFunction:
         session = self._session
         if self._function is None:
             building.from_batch(self._model, data)
+            self._restore_pending()
             self._function = step.StepFunction(self._model)
         samples = slicing.batch_size(data)
         # Not in a train_on_batch, nor in a fit that a callback calls within another.
@@ -52,8 +53,8 @@ class TrainFunction:
             session.before_step(data, samples)
         while True:
             size = session.micro_batches.size(samples)
-            if size < samples:
-                self._say_what_a_cut_changes()
+            if size < samples and not self._may_cut(data):
+                size = samples
             began = time.perf_counter()
             try:
                 logs = self._function.run(data, samples, size)
@@ -61,27 +62,31 @@ class TrainFunction:
             except tf.errors.ResourceExhaustedError as error:
                 # Only its text is kept: its frames hold the failed step's tensors.
                 message = str(error)
-            self._exhausted(size, samples, message)
+            self._exhausted(data, size, samples, message)
         session.micro_batches.ran(size)
         if in_fit:
             session.step_done(samples, time.perf_counter() - began)
         return logs
 
-    def _say_what_a_cut_changes(self) -> None:
-        if self._said:
-            return
-        self._said = True
-        layers = self._model._flatten_layers()
-        if any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers):
-            self._session.note(
-                "batch-norm",
-                f"{self._model.name} has BatchNormalization: its statistics are those "
-                "of each micro-batch, so a step in micro-batches is not exactly that "
-                "of the whole batch. LayerNormalization or GroupNormalization would "
-                "not depend on the cut",
+    def _restore_pending(self) -> None:
+        call = self._session.fit
+        if call is not None and call.model is self._model and call.pending is not None:
+            checkpointing.restore_variables(
+                checkpointing.training_variables(self._model), call.pending
             )
+            call.pending = None
 
-    def _exhausted(self, size: int, samples: int, message: str) -> None:
+    def _may_cut(self, data: Any) -> bool:
+        """Whether batches can be cut exactly; says once what a person should know."""
+        assert self._function is not None
+        found = self._function.separability(data)
+        if not self._said:
+            self._said = True
+            for code, text in caveats.of_a_cut(self._model, found):
+                self._session.note(code, text)
+        return found is not Separability.NONE
+
+    def _exhausted(self, data: Any, size: int, samples: int, message: str) -> None:
         """Returns where the step can be taken again, with a smaller micro-batch."""
         assert self._function is not None
         session, function = self._session, self._function
@@ -90,7 +95,9 @@ class TrainFunction:
         if undone:
             function.snapshot.restore()
         phase = "apply" if applying else "gradients"
-        if session.micro_batches.shrink(size, samples, phase, message, safe=undone):
+        if samples > 1 and not self._may_cut(data):
+            session.micro_batches.report(size, phase, message, recovery="none")
+        elif session.micro_batches.shrink(size, samples, phase, message, safe=undone):
             return
         if undone:
             session.emergency_checkpoint()

@@ -16,11 +16,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from oomrun.worker.engine import losses, slicing
+from oomrun.worker.engine import losses, separability, slicing
 from oomrun.worker.engine.gradients import GradientSum
+from oomrun.worker.engine.separability import Separability
 from oomrun.worker.engine.snapshot import Snapshot
 
-__all__ = ["StepFunction", "can_step", "unpack"]
+__all__ = ["StepFunction", "can_step", "loss_of", "unpack"]
 
 Logs = dict[str, Any]
 
@@ -44,6 +45,14 @@ def can_step(model: Any) -> str:
     return ""
 
 
+def loss_of(model: Any, **batch: Any) -> Any:
+    """The model's total loss of a batch: x, y, y_pred and sample_weight."""
+    # Keras 3.3 has only the method that users override; later ones reach it through
+    # another, which knows whether the override takes ``training``.
+    compute = getattr(model, "_compute_loss", None) or model.compute_loss
+    return compute(**batch)
+
+
 class StepFunction:
     """The compiled steps of one model, as it was compiled.
 
@@ -57,12 +66,42 @@ class StepFunction:
         self._line = tf.Variable(False, trainable=False, name="oomrun_applying")
         self._whole = self._compiled(self._whole_step, jit=model.jit_compile)
         self._parts = self._compiled(self._split_step, jit=False)
-        self._needs_divisors: bool | None = None
+        self._separability: Separability | None = None
 
     @property
     def applying(self) -> bool:
         """Whether the last step that failed had begun to write weights."""
         return bool(self._line.numpy())
+
+    def separability(self, data: Any) -> Separability:
+        """How this model's loss can be cut, tried on the first rows of ``data``."""
+        if self._separability is None:
+            rows = min(separability.ROWS, slicing.batch_size(data))
+            few = slicing.take(data, tf.constant(0), tf.constant(rows))
+            self.snapshot.take()
+            try:
+                tried = self._compiled(
+                    lambda data: separability.trial(data, rows, self._loss_of),
+                    jit=False,
+                )(few)
+            finally:
+                self.snapshot.restore()
+            tolerance = separability.tolerance(self._model)
+            whole, again, mean, total = map(float, tried)
+            self._separability = separability.judge(
+                whole, again, mean, total, tolerance=tolerance
+            )
+        return self._separability
+
+    def _loss_of(self, data: Any, observer: Any) -> tf.Tensor:
+        x, y, sample_weight = unpack(data)
+        with losses.correcting(observer), losses.tracking_nothing(self._model):
+            return self._loss(
+                x=x,
+                y=y,
+                y_pred=self._forward(x, training=False),
+                sample_weight=sample_weight,
+            )
 
     def run(self, data: Any, samples: int, micro_batch_size: int) -> Logs:
         """One optimizer step over ``data``.
@@ -79,10 +118,12 @@ class StepFunction:
             tf.errors.ResourceExhaustedError: see ``applying`` and ``snapshot``.
         """
         if micro_batch_size >= samples:
-            return self._whole(data)
-        return self._parts(data, tf.constant(micro_batch_size, tf.int32))
+            return self._whole(data)  # type: ignore[no-any-return]
+        return self._parts(  # type: ignore[no-any-return]
+            data, tf.constant(micro_batch_size, tf.int32)
+        )
 
-    def _compiled(self, step: Callable[..., Logs], *, jit: bool) -> Callable[..., Logs]:
+    def _compiled(self, step: Callable[..., Any], *, jit: bool) -> Callable[..., Any]:
         if self._model.run_eagerly:
             return step
         return tf.function(  # type: ignore[no-any-return]
@@ -158,6 +199,8 @@ class StepFunction:
                 loss = self._loss(
                     x=x, y=y, y_pred=predictions, sample_weight=sample_weight
                 )
+            if self._separability is Separability.SUM:
+                loss *= tf.cast(whole, loss.dtype) / tf.cast(samples, loss.dtype)
             model._loss_tracker.update_state(loss, sample_weight=samples)
             share = tf.cast(samples, loss.dtype) / tf.cast(whole, loss.dtype)
             scaled = model.optimizer.scale_loss(loss * share)
@@ -206,15 +249,8 @@ class StepFunction:
             return [None] * len(divisors.values)
 
         def body(index: tf.Tensor, *sums: tf.Tensor) -> Any:
-            x, y, sample_weight = unpack(part(index))
             seen = losses.Divisors()
-            with losses.correcting(seen), losses.tracking_nothing(self._model):
-                self._loss(
-                    x=x,
-                    y=y,
-                    y_pred=self._forward(x, training=False),
-                    sample_weight=sample_weight,
-                )
+            self._loss_of(part(index), seen)
             present = [value for value in seen.values if value is not None]
             return (index + 1, *[a + b for a, b in zip(sums, present, strict=True)])
 
@@ -234,11 +270,7 @@ class StepFunction:
         return self._model(x)
 
     def _loss(self, **batch: Any) -> Any:
-        # Keras 3.3 has only the method that users override; later ones reach it
-        # through another, which knows whether the override takes ``training``.
-        model = self._model
-        compute = getattr(model, "_compute_loss", None) or model.compute_loss
-        return compute(**batch)
+        return loss_of(self._model, **batch)
 
     def _begin(self) -> None:
         self._line.assign(False)

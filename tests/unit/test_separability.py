@@ -1,0 +1,156 @@
+"""How a loss can be cut is found by trying; what cannot be cut exactly is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from oomrun.worker import caveats
+from oomrun.worker.engine.separability import Separability, judge
+from oomrun.worker.engine.step import StepFunction
+
+ROWS = 11
+
+
+@pytest.fixture(autouse=True)
+def _double() -> Iterator[None]:
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx(before)
+
+
+def sum_of_squares(y: Any, predicted: Any) -> Any:
+    return tf.reduce_sum(tf.square(y - predicted))
+
+
+def mean_of_squares(y: Any, predicted: Any) -> Any:
+    return tf.reduce_mean(tf.square(y - predicted))
+
+
+def compares_samples(y: Any, predicted: Any) -> Any:
+    """As a contrastive loss does: each sample against the batch's mean."""
+    return tf.reduce_mean(tf.square(predicted - tf.reduce_mean(predicted, 0)))
+
+
+class SumOfOutputs(keras.layers.Layer):  # type: ignore[misc]
+    def call(self, x: Any) -> Any:
+        self.add_loss(1e-3 * tf.reduce_sum(tf.square(x)))
+        return x
+
+
+class AlwaysNoisy(keras.layers.Layer):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(1)
+
+    def call(self, x: Any) -> Any:
+        return x + keras.random.normal(
+            keras.ops.shape(x), dtype=x.dtype, seed=self.seed
+        )
+
+
+class OwnLoss(keras.Model):  # type: ignore[misc]
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        return tf.reduce_sum(tf.abs(y - y_pred))
+
+
+def model(loss: Any, *layers: Any, regularizer: str | None = None) -> Any:
+    keras.utils.set_random_seed(3)
+    made = keras.Sequential(
+        [
+            keras.Input((5,)),
+            keras.layers.Dense(4, kernel_regularizer=regularizer),
+            *layers,
+        ]
+    )
+    made.compile("sgd", loss)
+    return made
+
+
+def own_loss() -> Any:
+    keras.utils.set_random_seed(3)
+    x = keras.Input((5,))
+    made = OwnLoss(x, keras.layers.Dense(4)(x))
+    made.compile("sgd")
+    return made
+
+
+def batch() -> tuple[Any, Any, None]:
+    rng = np.random.default_rng(0)
+    return tf.constant(rng.random((ROWS, 5))), tf.constant(rng.random((ROWS, 4))), None
+
+
+def stepper(made: Any) -> StepFunction:
+    made._symbolic_build(data_batch=batch())
+    return StepFunction(made)
+
+
+CASES = [
+    (lambda: model("mse"), Separability.MEAN),
+    (lambda: model("mse", regularizer="l2"), Separability.MEAN),
+    (lambda: model(mean_of_squares), Separability.MEAN),
+    (lambda: model(keras.losses.MeanSquaredError(reduction="sum")), Separability.MEAN),
+    (lambda: model(sum_of_squares), Separability.SUM),
+    (own_loss, Separability.SUM),
+    (lambda: model(compares_samples), Separability.NONE),
+    (lambda: model("mse", SumOfOutputs()), Separability.NONE),
+    (lambda: model("mse", AlwaysNoisy()), Separability.UNKNOWN),
+]
+
+
+@pytest.mark.parametrize(("make", "expected"), CASES)
+def test_what_a_trial_finds(make: Any, expected: Separability) -> None:
+    made = make()
+    function = stepper(made)
+    before = [v.numpy() for v in made.variables]
+    assert function.separability(batch()) is expected
+    for variable, value in zip(made.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+@pytest.mark.parametrize("make", [lambda: model(sum_of_squares), own_loss])
+@pytest.mark.parametrize("size", [1, 4, 5, 10])
+def test_a_sum_is_cut_as_a_sum(make: Any, size: int) -> None:
+    plain = make()
+    x, y, _ = batch()
+    logs = plain.train_on_batch(x, y, return_dict=True)
+    made = make()
+    function = stepper(made)
+    function.separability(batch())
+    ours = function.run(batch(), ROWS, size)
+    np.testing.assert_allclose(float(ours["loss"]), logs["loss"], rtol=1e-12)
+    for one, other in zip(made.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-10)
+
+
+def test_a_small_difference_is_not_taken_for_rounding() -> None:
+    assert judge(1.0, 1.0, 1.0 + 1e-7, 2.0, tolerance=1e-9) is Separability.NONE
+    assert judge(1.0, 1.0, 1.0 + 1e-7, 2.0, tolerance=2e-5) is Separability.MEAN
+    assert judge(0.0, 0.0, 0.0, 0.0, tolerance=1e-9) is Separability.MEAN
+
+
+def test_notes_say_what_a_cut_changes() -> None:
+    codes = [
+        code
+        for code, _ in caveats.of_a_cut(
+            model("mse", keras.layers.BatchNormalization()), Separability.UNKNOWN
+        )
+    ]
+    assert codes == ["random-loss", "batch-norm"]
+    assert [c for c, _ in caveats.of_a_cut(model("mse"), Separability.MEAN)] == []
+    ((code, text),) = caveats.of_a_cut(model("mse"), Separability.NONE)
+    assert code == "not-separable"
+    assert "are not cut" in text
