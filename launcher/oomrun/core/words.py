@@ -103,7 +103,8 @@ def level(event: ev.Event) -> str:
         case ev.ScriptEnded() if event.outcome == "raised":
             return "warning" if event.oom else "error"
         case ev.DecisionMade() if event.action == "restart":
-            return "warning"
+            # To go on with what was stopped is what was asked for.
+            return "info" if event.cause == "preemption" else "warning"
         case ev.DecisionMade() if event.action == "fail":
             return "error"
         case ev.RunEnded() if event.state == "failed":
