@@ -25,6 +25,7 @@ BATCH = 6
 @pytest.fixture(autouse=True)
 def float64() -> Iterator[None]:
     keras.backend.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     yield
     keras.backend.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
@@ -232,10 +233,11 @@ def weighted(data: Any, *times: int) -> Any:
     return [(x, y, rng.uniform(0.0, 2.0, size=(len(x), *times))) for x, y in data]
 
 
-FLAT = batches((4,), (2,), sizes=(BATCH, 4, BATCH))
+FLAT = batches((4,), (2,), sizes=(BATCH, BATCH))
+UNEQUAL = batches((4,), (2,), sizes=(BATCH, 4, BATCH))
 IMAGES = [
     (x, np.eye(3)[np.arange(len(x)) % 3])
-    for (x,) in batches((6, 6, 1), sizes=(BATCH, 5))
+    for (x,) in batches((6, 6, 1), sizes=(BATCH, BATCH))
 ]
 LOSS = keras.losses.MeanSquaredError
 OPTIMIZER = keras.optimizers
@@ -253,17 +255,17 @@ CASES = {
     "dense": Case(lambda: dense(metrics=["mae"])),
     "cnn": Case(cnn, IMAGES),
     "lstm": Case(lambda: tokens(layers.LSTM), token_data(BATCH, 4)),
-    "gru, sum": Case(lambda: tokens(layers.GRU, "sum"), token_data(BATCH, 4)),
+    "gru, sum": Case(lambda: tokens(layers.GRU, "sum"), token_data(BATCH)),
     "rnn, mean_with_sample_weight": Case(
         lambda: tokens(layers.SimpleRNN, "mean_with_sample_weight"),
         token_data(BATCH, 4),
     ),
     "mask and sample weight": Case(
-        lambda: tokens(layers.SimpleRNN), weighted(token_data(BATCH, 4), 5)
+        lambda: tokens(layers.SimpleRNN), weighted(token_data(BATCH), 5)
     ),
     "mask and sample weight, mean_with_sample_weight": Case(
         lambda: tokens(layers.SimpleRNN, "mean_with_sample_weight"),
-        weighted(token_data(BATCH, 4), 5),
+        weighted(token_data(BATCH), 5),
     ),
     # Of one size: see test_the_losses_of_each_output_are_weighted_by_samples.
     "two in, two out": Case(two_by_two, two_data(BATCH, BATCH)),
@@ -301,7 +303,7 @@ CASES = {
     ),
 }
 for _reduction in ("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight"):
-    for _name, _data in (("", FLAT), (", weighted", weighted(FLAT))):
+    for _name, _data in (("", UNEQUAL), (", weighted", weighted(UNEQUAL))):
         CASES[f"{_reduction}{_name}"] = Case(
             lambda r=_reduction: dense("sgd", lambda: LOSS(reduction=r)), _data
         )
@@ -384,7 +386,7 @@ def test_mixed_precision_scales_and_skips_as_keras_does() -> None:
     for a, b in zip(state(whole), state(wanted), strict=True):
         assert a.tobytes() == b.tobytes()
     split, _ = next(runs)
-    assert int(split.optimizer.iterations) == int(wanted.optimizer.iterations) == 3
+    assert int(split.optimizer.iterations) == int(wanted.optimizer.iterations) == 2
     assert_close(split, wanted, tolerance=5e-3)
     assert all(np.isfinite(array).all() for array in state(split))
     # A step whose scaled gradients overflow changes the scale and nothing else.
@@ -445,7 +447,11 @@ def test_ragged_and_sparse_batches_are_cut() -> None:
 
 
 class Fails(layers.Layer):
-    """Raises a real ResourceExhaustedError where ``armed`` is set, in its gradient."""
+    """Runs out of memory where ``armed`` is set, in its gradient.
+
+    The exhaustion is raised by an operation, at once: TensorFlow's own allocators wait
+    10 s before they give up (``tests/e2e/test_recovery.py`` does).
+    """
 
     armed: Any = None
     where = "gradients"
@@ -464,9 +470,16 @@ class Fails(layers.Layer):
 
 
 def _fail(armed: Any, dtype: Any) -> Any:
-    """0, or more bytes than any machine has."""
-    most = tf.where(armed, 2**46, 1)
-    return 0 * tf.cast(tf.reduce_max(tf.fill([most], 0.0)), dtype)
+    """0, or a ResourceExhaustedError."""
+
+    def allocate(failing: Any) -> Any:
+        if failing:
+            raise MemoryError("OOM when allocating tensor")
+        return np.zeros((), dtype.as_numpy_dtype)
+
+    found = tf.numpy_function(allocate, [armed], dtype)
+    found.set_shape(())
+    return found
 
 
 class FailingSgd(keras.optimizers.SGD):  # type: ignore[misc]

@@ -313,6 +313,7 @@ class Session:
 
     def leave_for_restart(self) -> NoReturn:
         """Ends the process since it cannot go on."""
+        self._report_progress()  # what was trained since, and is now lost, counts
         self.store.wait()
         self._leave(EXIT_RESTART)
 
