@@ -61,6 +61,7 @@ class EpochIterator(keras_trainer.TFEpochIterator):  # type: ignore[misc]
         self._epoch_seed = epoch_seed
         self._epochs_begun = 0
         self._entrance: Position | None = None
+        self._done_of_execution = 0
         #: Whether the last batch stepped over was the one trained; None: not known.
         self.repeats: bool | None = None
         epoch_seed.building(
@@ -148,8 +149,16 @@ class EpochIterator(keras_trainer.TFEpochIterator):  # type: ignore[misc]
                 passed += count
                 if passed == entrance.batches and entrance.fingerprint:
                     self.repeats = fingerprint(last) == entrance.fingerprint
-                continue
+                if count == self.steps_per_execution or passed == self.num_batches:
+                    continue
+                # Stopped within an execution of several steps: the rest of it is due.
+                self._done_of_execution = count
             yield item
+
+    def steps_due(self) -> range:
+        """The steps of the execution that is begun, all but after an entrance in it."""
+        done, self._done_of_execution = self._done_of_execution, 0
+        return range(done, self.steps_per_execution)
 
     def _step_over(self, iterator: Any, count: int) -> Any:
         data = None

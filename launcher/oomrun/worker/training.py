@@ -30,7 +30,11 @@ class TrainFunction:
 
     def __call__(self, iterator: Any) -> Any:
         logs = None
-        for _ in range(self._model.steps_per_execution):
+        steps = range(self._model.steps_per_execution)
+        call = self._session.fit
+        if call is not None and call.model is self._model:
+            steps = call.iterator.steps_due()
+        for _ in steps:
             try:
                 data = next(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
