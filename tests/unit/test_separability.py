@@ -19,10 +19,11 @@ ROWS = 11
 
 @pytest.fixture(autouse=True)
 def _double() -> Iterator[None]:
-    before = keras.config.floatx()
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
     yield
-    keras.config.set_floatx(before)
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
 
 
 def sum_of_squares(y: Any, predicted: Any) -> Any:

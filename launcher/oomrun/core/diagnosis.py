@@ -67,10 +67,15 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """A cause and one sentence for a person."""
+    """A cause and one sentence for a person.
+
+    ``silent``: the process ended as if all were well, but its script's end was never
+    reported.
+    """
 
     cause: Cause
     summary: str
+    silent: bool = False
 
 
 # Forms that TensorFlow's allocators and the GPU libraries use when memory is short.
@@ -130,6 +135,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     return Diagnosis(
         cause=Cause.CRASH,
         summary=f"the worker ended without a report (exit code {evidence.exit_code})",
+        silent=evidence.exit_code == 0,
     )
 
 

@@ -151,10 +151,10 @@ def _known_to_run(state: JobState, failed: int) -> int:
 def _after_crash(diagnosis: Diagnosis, state: JobState, used: int) -> Decision:
     script = state.script
     moved = state.step > state.step_at_attempt_start
-    if script is None and not moved and used > 0 and not state.last_oom:
+    if diagnosis.silent and not moved and used > 0:
         return Fail(
             reason=f"{diagnosis.summary}, twice without a step between. A script that "
-            "calls os._exit, or crashes the interpreter, cannot say how it ended"
+            "calls os._exit cannot say how it ended"
         )
     if script is not None and not moved:
         # The same input, the same code, no step in between: it would fail again.

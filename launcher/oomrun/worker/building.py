@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from oomrun.worker.engine import step
 
-__all__ = ["from_batch", "from_spec", "is_complete"]
+__all__ = ["from_batch", "from_spec"]
 
 
 def from_spec(model: Any, spec: Any) -> None:
@@ -52,14 +52,6 @@ def _forward(model: Any, data: Any) -> None:
     predictions = model(x)
     step.loss_of(model, x=x, y=y, y_pred=predictions, sample_weight=sample_weight)
     model.compute_metrics(x, y, predictions, sample_weight=sample_weight)
-
-
-def is_complete(model: Any) -> bool:
-    """Whether all variables of model, optimizer and metrics are made."""
-    parts = [model.optimizer, model._compile_metrics, model._compile_loss]
-    return all(layer.built for layer in model._flatten_layers()) and all(
-        getattr(part, "built", True) for part in parts if part is not None
-    )
 
 
 def _build(model: Any, batch: Any) -> None:

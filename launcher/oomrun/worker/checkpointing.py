@@ -26,6 +26,7 @@ __all__ = [
     "Writer",
     "load",
     "restore_variables",
+    "saved_variables",
     "state_bytes",
     "training_variables",
 ]
@@ -60,13 +61,18 @@ def _copy(variable: Any) -> np.ndarray[Any, Any]:
     return np.array(variable.value.numpy(), copy=True)
 
 
+def saved_variables(arrays: Arrays) -> int:
+    """How many variables a checkpoint holds."""
+    return sum(1 for name in arrays if name.startswith("variable/"))
+
+
 def restore_variables(variables: Sequence[Any], arrays: Arrays) -> None:
     """Assigns the saved values.
 
     Raises:
         CheckpointError: the model has other variables than the one that was saved.
     """
-    saved = sum(1 for name in arrays if name.startswith("variable/"))
+    saved = saved_variables(arrays)
     if saved != len(variables):
         raise CheckpointError(
             f"the model has {len(variables)} variables, the checkpoint {saved}: "

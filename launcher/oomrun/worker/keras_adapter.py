@@ -165,7 +165,8 @@ def _replay(session: Session, call: FitCall, arguments: dict[str, Any]) -> Any:
         call.model._maybe_symbolic_build(iterator=iterator)
         iterator.reset()
     building.from_spec(call.model, iterator.element_spec)
-    if not building.is_complete(call.model):
+    saved = checkpointing.saved_variables(arrays)
+    if len(checkpointing.training_variables(call.model)) != saved:
         building.from_batch(call.model, slicing.as_tensors(iterator.peek()))
     iterator.pass_epochs(len(state["result"]["epochs"]))
     checkpointing.restore_variables(
@@ -228,10 +229,9 @@ class _EngineCallback(keras.callbacks.Callback):  # type: ignore[misc]
         # the checkpoint was written, and is in it.
         assert call.saved is not None
         state, arrays = call.saved
-        if building.is_complete(call.model):
-            checkpointing.restore_variables(
-                checkpointing.training_variables(call.model), arrays
-            )
+        variables = checkpointing.training_variables(call.model)
+        if len(variables) == checkpointing.saved_variables(arrays):
+            checkpointing.restore_variables(variables, arrays)
         else:
             call.pending = arrays  # for the first batch, which completes the model
         callback_state.restore(call.callbacks, state["callbacks"])

@@ -32,8 +32,9 @@ class MicroBatches:
         self._limits: dict[str, int | None] = {
             "gradients": planned,
             # Evaluation needs less, and is cut only once it has not fitted: what it
-            # reports of a masked loss depends on the cut.
-            "evaluate": None,
+            # reports of a masked loss depends on the cut. Where that would mean a
+            # restart, it starts with what training has come down to.
+            "evaluate": None if settings.in_process else planned,
         }
         self._ran: dict[str, int] = {"gradients": 0, "evaluate": 0}
         self.step = 0
