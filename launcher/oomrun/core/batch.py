@@ -6,27 +6,7 @@ Does not cover: what fits in memory (``memory.py``) and when to change (``policy
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-__all__ = ["BatchPlan", "accumulation_steps", "smaller_micro_batch"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPlan:
-    """One replica's part of the global batch.
-
-    Attributes:
-        share: samples of each global batch that this replica takes.
-        micro_batch_size: samples in one forward/backward pass.
-    """
-
-    share: int
-    micro_batch_size: int
-
-    @property
-    def accumulation_steps(self) -> int:
-        """Micro-batches per optimizer step; the last one may be smaller."""
-        return accumulation_steps(self.share, self.micro_batch_size)
+__all__ = ["accumulation_steps", "smaller_micro_batch"]
 
 
 def accumulation_steps(share: int, micro_batch_size: int) -> int:

@@ -28,7 +28,6 @@ class Channel:
         self._lock = threading.Lock()
         self._closing = False
         self.stop_requested = threading.Event()
-        self.stop_reason = ""
 
     def listen(self) -> None:
         """Starts the thread that hears the supervisor, or its end."""
@@ -74,5 +73,4 @@ class Channel:
         except ValueError:
             return
         if isinstance(message, dict) and message.get("do") == launch.STOP:
-            self.stop_reason = str(message.get("reason", ""))
             self.stop_requested.set()
