@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from keras import layers
 
 from oomrun.worker import checkpointing
-from oomrun.worker.engine import slicing, step
+from oomrun.worker.engine import models, slicing, step
 
 REDUCTIONS = ["sum_over_batch_size", "sum", "mean", "mean_with_sample_weight"]
 LOSSES = {
@@ -87,7 +87,7 @@ def test_a_split_step_is_the_step_of_the_whole_batch(case: dict[str, Any]) -> No
     try:
         batches = [data(case, size) for size in case["sizes"]]
         wanted = make(case)
-        wanted._symbolic_build(data_batch=step.unpack(batches[0]))
+        wanted._symbolic_build(data_batch=models.unpack(batches[0]))
         before = state(wanted)
         wanted.run_eagerly = False
         function = wanted.make_train_function() or wanted.train_function
@@ -95,7 +95,7 @@ def test_a_split_step_is_the_step_of_the_whole_batch(case: dict[str, Any]) -> No
             logs = function(iter([batch]))
         wanted_loss = float(logs["loss"])
         found = make(case)
-        found._symbolic_build(data_batch=step.unpack(batches[0]))
+        found._symbolic_build(data_batch=models.unpack(batches[0]))
         ours = step.StepFunction(found)
         for micro in case["micros"]:
             variables = checkpointing.training_variables(found)

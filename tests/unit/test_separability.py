@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from oomrun.worker import caveats
 from oomrun.worker.engine.separability import Separability, judge
-from oomrun.worker.engine.step import StepFunction
+from oomrun.worker.engine.step import Cut, StepFunction
 
 ROWS = 11
 
@@ -108,7 +108,7 @@ CASES = [
     (own_loss, Separability.SUM),
     (lambda: model(compares_samples), Separability.NONE),
     (lambda: model("mse", SumOfOutputs()), Separability.NONE),
-    (lambda: model("mse", AlwaysNoisy()), Separability.UNKNOWN),
+    (lambda: model("mse", AlwaysNoisy()), Separability.MEAN),
 ]
 
 
@@ -117,7 +117,7 @@ def test_what_a_trial_finds(make: Any, expected: Separability) -> None:
     made = make()
     function = stepper(made)
     before = [v.numpy() for v in made.variables]
-    assert function.separability(batch()) is expected
+    assert function.cut(batch()).separability is expected
     for variable, value in zip(made.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
 
@@ -130,7 +130,7 @@ def test_a_sum_is_cut_as_a_sum(make: Any, size: int) -> None:
     logs = plain.train_on_batch(x, y, return_dict=True)
     made = make()
     function = stepper(made)
-    function.separability(batch())
+    function.cut(batch())
     ours = function.run(batch(), ROWS, size)
     np.testing.assert_allclose(float(ours["loss"]), logs["loss"], rtol=1e-12)
     for one, other in zip(made.weights, plain.weights, strict=True):
@@ -147,11 +147,11 @@ def test_notes_say_what_a_cut_changes() -> None:
     codes = [
         code
         for code, _ in caveats.of_a_cut(
-            model("mse", keras.layers.BatchNormalization()), Separability.UNKNOWN
+            model("mse", keras.layers.BatchNormalization()), Cut(Separability.MEAN)
         )
     ]
-    assert codes == ["random-loss", "batch-norm"]
-    assert [c for c, _ in caveats.of_a_cut(model("mse"), Separability.MEAN)] == []
-    ((code, text),) = caveats.of_a_cut(model("mse"), Separability.NONE)
+    assert codes == ["batch-norm"]
+    assert [c for c, _ in caveats.of_a_cut(model("mse"), Cut(Separability.MEAN))] == []
+    ((code, text),) = caveats.of_a_cut(model("mse"), Cut(Separability.NONE, "why"))
     assert code == "not-separable"
     assert "are not cut" in text

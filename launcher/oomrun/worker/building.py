@@ -7,14 +7,20 @@ numbers drawn for them, is the same here.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from oomrun.worker.engine import step
+from oomrun.worker.engine import cutting, models
 
 __all__ = ["from_batch", "from_spec"]
+
+
+# What Keras or a model's own code raises where it cannot be called with symbolic
+# inputs, or has no ``call``: a GAN's.
+_NOT_SYMBOLIC = (RuntimeError, ValueError, TypeError, NotImplementedError)
 
 
 def from_spec(model: Any, spec: Any) -> None:
@@ -27,7 +33,8 @@ def from_spec(model: Any, spec: Any) -> None:
     if not known:
         return  # ragged, sparse or of unknown rank: the first batch will do
     batch = keras.tree.map_structure(_symbolic, spec)
-    _build(model, batch if isinstance(batch, tuple) else (batch,))
+    with contextlib.suppress(*_NOT_SYMBOLIC):
+        _build(model, batch if isinstance(batch, tuple) else (batch,))
 
 
 def _symbolic(spec: Any) -> Any:
@@ -40,19 +47,15 @@ def from_batch(model: Any, data: Any) -> None:
     """Builds the model from a batch of tensors."""
     try:
         _build(model, data)
-    except (RuntimeError, ValueError, TypeError):
-        # It cannot be called with symbolic inputs: trace it, without running it.
-        tf.function(lambda: _forward(model, data)).get_concrete_function()
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
-
-
-def _forward(model: Any, data: Any) -> None:
-    x, y, sample_weight = step.unpack(data)
-    predictions = model(x)
-    step.loss_of(model, x=x, y=y, y_pred=predictions, sample_weight=sample_weight)
-    model.compute_metrics(x, y, predictions, sample_weight=sample_weight)
+        if not models.has_own_step(model):
+            return
+    except _NOT_SYMBOLIC:
+        pass
+    # Traced, and never run: what a step of the user's makes, only the step knows.
+    tf.function(
+        lambda: cutting.whole_step(model, data, lambda call: None)
+    ).get_concrete_function()
 
 
 def _build(model: Any, batch: Any) -> None:
-    model._symbolic_build(data_batch=step.unpack(batch))
+    model._symbolic_build(data_batch=models.unpack(batch))

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 
-from oomrun.worker.engine.separability import Separability
+from oomrun.worker.engine.step import Cut
 
-__all__ = ["of_a_cut"]
+__all__ = ["of_a_cut", "of_metrics"]
 
 
-def of_a_cut(model: Any, found: Separability) -> Iterator[tuple[str, str]]:
+def of_a_cut(model: Any, found: Cut) -> Iterator[tuple[str, str]]:
     """Notes, each with a code, on what micro-batches mean for ``model``."""
     name = model.name
-    if found is Separability.NONE:
+    if not found.possible:
         yield (
             "not-separable",
-            f"the loss of {name} on a few samples is neither the mean nor the sum of "
-            "its loss on parts of them: it compares samples of a batch with each "
-            "other, or adds sums to means. Cut into micro-batches it would train "
-            "another model, so its batches are not cut",
+            f"the batches of {name} are not cut into micro-batches, since it would "
+            f"train another model: {found.reason}",
         )
         return
-    if found is Separability.UNKNOWN:
+    yield from of_metrics(name, found.metrics)
+    if found.state:
         yield (
-            "random-loss",
-            f"the loss of {name} is random even when it does not train, so it could "
-            "not be tried whether it is a mean over samples; it is taken for one",
+            "layer-state",
+            f"{name} keeps {', '.join(found.state)}, which a layer writes in each "
+            "pass: a step in micro-batches has more passes, and leaves other values",
         )
     layers = model._flatten_layers()
     if any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers):
@@ -38,9 +37,21 @@ def of_a_cut(model: Any, found: Separability) -> Iterator[tuple[str, str]]:
             "micro-batch, so a step in micro-batches is not exactly that of the whole "
             "batch. LayerNormalization or GroupNormalization would not depend on it",
         )
-    if type(model).compute_metrics is not keras.Model.compute_metrics:
+    if any(v.name == "seed_generator_state" for v in model.non_trainable_variables):
         yield (
-            "own-metrics",
-            f"{name} has a compute_metrics of its own: of a step in micro-batches only "
-            "Keras's own metrics are reported, not what it adds",
+            "random-layers",
+            f"{name} draws random numbers (Dropout, noise): each micro-batch draws its "
+            "own, so a step in micro-batches has others than the whole batch, of the "
+            "same kind",
+        )
+
+
+def of_metrics(name: str, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """A note where metrics cannot be had from parts of a batch."""
+    if metrics:
+        yield (
+            "metrics-of-micro-batches",
+            f"{', '.join(metrics)} of {name} is not a sum or a mean over samples: "
+            "what it reports of a batch that was cut is that of its micro-batches. "
+            "The weights are not concerned",
         )

@@ -21,6 +21,7 @@ from oomrun import checkpoints
 from oomrun.core import retention
 from oomrun.core.errors import CheckpointError
 from oomrun.worker.encoding import Arrays, decode, encode
+from oomrun.worker.engine.applying import optimizers_of
 
 __all__ = [
     "Writer",
@@ -36,12 +37,11 @@ _ARRAYS, _STATE = "arrays.bin", "state.json"
 
 def training_variables(model: Any) -> list[Any]:
     """All variables that a training step may change, in a fixed order, each once."""
-    optimizer = model.optimizer
     found: list[Any] = []
     seen: set[int] = set()
     for variable in [
         *model.variables,
-        *(optimizer.variables if optimizer is not None else ()),
+        *(v for optimizer in optimizers_of(model) for v in optimizer.variables),
         *model.metrics_variables,
     ]:
         if id(variable) not in seen:
@@ -148,6 +148,12 @@ class Writer:
         self, name: str, model: Any, state: Mapping[str, Any], context: Any
     ) -> None:
         """Copies everything now and writes it in the background."""
+        self.copy(name, model, state, context)()
+
+    def copy(
+        self, name: str, model: Any, state: Mapping[str, Any], context: Any
+    ) -> Callable[[], None]:
+        """Copies everything now; the function returned writes it in the background."""
         began = time.monotonic()
         self.wait()
         variables = {
@@ -156,13 +162,18 @@ class Writer:
         }
         files = _pack(state, variables)
         blocked_s = time.monotonic() - began
-        # Not a daemon: the interpreter waits for a checkpoint that is being written.
-        self._thread = threading.Thread(
-            target=self._write,
-            args=(name, files, blocked_s, context),
-            name="oomrun-checkpoint",
-        )
-        self._thread.start()
+
+        def start() -> None:
+            self.wait()
+            # Not a daemon: the interpreter waits for a checkpoint being written.
+            self._thread = threading.Thread(
+                target=self._write,
+                args=(name, files, blocked_s, context),
+                name="oomrun-checkpoint",
+            )
+            self._thread.start()
+
+        return start
 
     def wait(self) -> None:
         """Returns when nothing is being written any more."""

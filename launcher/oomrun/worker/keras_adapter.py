@@ -18,9 +18,10 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
-from oomrun.worker import building, callback_state, checkpointing, randomness
-from oomrun.worker.engine import slicing, step
+from oomrun.worker import building, callback_state, caveats, checkpointing, randomness
+from oomrun.worker.engine import models, slicing
 from oomrun.worker.engine.evaluation import PredictFunction, TestFunction
+from oomrun.worker.engine.trial import Verdict
 from oomrun.worker.position import EpochIterator, Position
 from oomrun.worker.session import FitCall, Session
 from oomrun.worker.training import TrainFunction
@@ -54,7 +55,7 @@ def _fit(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
             model, _fingerprint(model, arguments), arguments["epochs"]
         )
         call.initial_epoch = arguments["initial_epoch"] or 0
-        reason = step.can_step(model)
+        reason = models.cannot_step(model)
         call.managed = not reason
         if reason:
             session.note(
@@ -315,7 +316,7 @@ def _hook_train_function(session: Session) -> None:
 
     @functools.wraps(original)
     def make_train_function(model: Any, force: bool = False) -> Any:
-        if step.can_step(model):
+        if models.cannot_step(model):
             return original(model, force=force)
         if model.train_function is None or force:
             model.train_function = TrainFunction(session, model)
@@ -330,12 +331,17 @@ def _hook_test_functions(session: Session) -> None:
         _Trainer.make_predict_function,
     )
 
+    def _note_metrics(model: Any, verdict: Verdict) -> None:
+        for code, text in caveats.of_metrics(model.name, verdict.metrics):
+            session.note(code, text)
+
     @functools.wraps(make_test)
     def make_test_function(model: Any, force: bool = False) -> Any:
+        if isinstance(model.test_step, tf.types.experimental.PolymorphicFunction):
+            return make_test(model, force=force)  # traced once for all
         if model.test_function is None or force:
-            make_test(model, force=True)
             model.test_function = TestFunction(
-                model, model.test_function, session.micro_batches
+                model, session.micro_batches, functools.partial(_note_metrics, model)
             )
         return model.test_function
 

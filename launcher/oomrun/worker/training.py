@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from oomrun.worker import building, caveats, checkpointing
 from oomrun.worker.engine import slicing, step
-from oomrun.worker.engine.separability import Separability
 from oomrun.worker.session import Session
 
 __all__ = ["TrainFunction"]
@@ -83,12 +82,12 @@ class TrainFunction:
     def _may_cut(self, data: Any) -> bool:
         """Whether batches can be cut exactly; says once what a person should know."""
         assert self._function is not None
-        found = self._function.separability(data)
+        found = self._function.cut(data)
         if not self._said:
             self._said = True
             for code, text in caveats.of_a_cut(self._model, found):
                 self._session.note(code, text)
-        return found is not Separability.NONE
+        return found.possible
 
     def _exhausted(self, data: Any, size: int, samples: int, message: str) -> None:
         """Returns where the step can be taken again, with a smaller micro-batch."""

@@ -6,12 +6,13 @@ joined, so a batch that does not fit is cut; training's micro-batch is not touch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 
-from oomrun.worker.engine import slicing
+from oomrun.worker.engine import losses, models, returning, slicing, trial
 
 __all__ = ["PredictFunction", "TestFunction"]
 
@@ -32,12 +33,24 @@ class Sizes(Protocol):
 
 
 class TestFunction:
-    """Keras's test function over one batch at a time, cut where it must be."""
+    """A model's ``test_step`` over one batch at a time, cut where it must be.
+
+    Args:
+        model: compiled; its ``test_step`` may be its own.
+        sizes: decides on the size of a pass.
+        on_cut: told, before the first cut, what a trial has found.
+    """
 
     __test__ = False  # no test class, whatever its name looks like to pytest
 
-    def __init__(self, model: Any, original: Any, sizes: Sizes) -> None:
-        self._model, self._original, self._sizes = model, original, sizes
+    def __init__(
+        self, model: Any, sizes: Sizes, on_cut: Callable[[trial.Verdict], None]
+    ) -> None:
+        self._model, self._sizes, self._on_cut = model, sizes, on_cut
+        self._whole = self._compiled(lambda data: models.evaluated(model, data))
+        self._part = self._compiled(self._part_step)
+        self._divisors = self._compiled(self._divisors_step)
+        self._verdict: trial.Verdict | None = None
 
     def __call__(self, iterator: Any) -> Any:
         logs = None
@@ -51,28 +64,92 @@ class TestFunction:
             logs = self._evaluate(data)
         return logs
 
+    def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        if self._model.run_eagerly:
+            return step
+        return tf.function(  # type: ignore[no-any-return]
+            tf.autograph.experimental.do_not_convert(step),
+            reduce_retracing=True,
+            jit_compile=self._model.jit_compile or None,
+        )
+
     def _evaluate(self, data: Any) -> Any:
         samples = slicing.batch_size(data)
-        start, logs = 0, None
+        if self._sizes.size(samples, "evaluate") >= samples:
+            done = self._attempt(self._whole, (data,), samples, samples)
+            if done is not None:
+                return done[0]
+        verdict = self._try(data)
+        totals = self._total_divisors(data, samples)
+        start, returned = 0, None
         while start < samples:
             size = min(self._sizes.size(samples, "evaluate"), samples - start)
-            before = [tf.identity(v.value) for v in self._model.metrics_variables]
-            try:
-                part = data if size == samples else _cut(data, start, start + size)
-                logs = self._original(iter([part]))
-            except tf.errors.ResourceExhaustedError as error:
-                message = str(error)
-            else:
-                self._sizes.ran(size, "evaluate")
+            given = (_cut(data, start, start + size), tf.constant(samples), totals)
+            done = self._attempt(self._part, given, size, samples)
+            if done is not None:
+                returned = returning.joined(returned, done[0], size / samples)
                 start += size
+        assert returned is not None
+        return returned.logs(verdict.averaged)
+
+    def _attempt(
+        self, run: Callable[..., Any], given: tuple[Any, ...], size: int, samples: int
+    ) -> tuple[Any] | None:
+        """What ``run`` returns; None where it did not fit, and nothing has changed."""
+        variables = self._model.metrics_variables
+        before = [tf.identity(v.value) for v in variables]
+        try:
+            result = run(*given)
+        except tf.errors.ResourceExhaustedError as error:
+            message = str(error)
+        else:
+            self._sizes.ran(size, "evaluate")
+            return (result,)
+        for variable, value in zip(variables, before, strict=False):
+            variable.assign(value)
+        if not self._sizes.shrink(size, samples, "evaluate", message, safe=True):
+            raise tf.errors.ResourceExhaustedError(None, None, message)
+        return None
+
+    def _try(self, data: Any) -> trial.Verdict:
+        if self._verdict is None:
+            self._verdict = trial.Verdict()
+            if models.evaluation_needs_trial(self._model):
+                self._verdict = trial.try_evaluation(self._model, data)
+            self._on_cut(self._verdict)
+        return self._verdict
+
+    def _part_step(self, data: Any, whole: tf.Tensor, totals: list[Any]) -> Any:
+        rows = slicing.rows(data)
+        reductions = losses.Reductions(rows, whole, totals)
+        share = tf.cast(rows, tf.float64) / tf.cast(whole, tf.float64)
+        return models.evaluated(self._model, data, share, reductions)
+
+    def _total_divisors(self, data: Any, samples: int) -> list[Any]:
+        """Divisors of the losses of the whole batch, from passes of the same size."""
+        start, totals = 0, None
+        while start < samples:
+            size = min(self._sizes.size(samples, "evaluate"), samples - start)
+            part = _cut(data, start, start + size)
+            done = self._attempt(self._divisors, (part,), size, samples)
+            if done is None:
                 continue
-            for variable, value in zip(
-                self._model.metrics_variables, before, strict=False
-            ):
+            if all(value is None for value in done[0]):
+                return list(done[0])
+            totals = done[0] if totals is None else losses.total([totals, done[0]])
+            start += size
+        return list(totals or ())
+
+    def _divisors_step(self, data: Any) -> list[Any]:
+        seen = losses.Divisors()
+        if models.has_own_evaluation(self._model):
+            kept = [(v, tf.identity(v.value)) for v in self._model.metrics_variables]
+            models.evaluated(self._model, data, 1.0, seen)
+            for variable, value in kept:
                 variable.assign(value)
-            if not self._sizes.shrink(size, samples, "evaluate", message, safe=True):
-                raise tf.errors.ResourceExhaustedError(None, None, message)
-        return logs
+        else:
+            models.loss_of_part(self._model, data, seen)
+        return seen.values
 
 
 class PredictFunction:

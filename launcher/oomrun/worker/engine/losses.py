@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
@@ -29,8 +30,9 @@ __all__ = [
     "Divisors",
     "Reductions",
     "correcting",
-    "tracking_by_samples",
+    "total",
     "tracking_nothing",
+    "tracking_shares",
 ]
 
 # Before 3.13, Keras adds its epsilon to the count of a mask's valid entries before it
@@ -48,6 +50,14 @@ class Divisors:
     def needed(self) -> bool:
         """Whether any loss has a divisor that must be known for the whole batch."""
         return any(value is not None for value in self.values)
+
+
+def total(divisors: Sequence[Sequence[tf.Tensor | None]]) -> list[tf.Tensor | None]:
+    """The divisors of a whole batch, from those of its parts."""
+    return [
+        None if of_parts[0] is None else sum(of_parts[1:], of_parts[0])
+        for of_parts in zip(*divisors, strict=True)
+    ]
 
 
 class Reductions:
@@ -132,22 +142,44 @@ def _divisor(
     return tf.reduce_sum(weights)
 
 
-def tracking_by_samples(
-    model: Any, samples: tf.Tensor
-) -> contextlib.AbstractContextManager[None]:
-    """Has the trackers of per-output losses weight by samples while a step is traced.
-
-    Keras weights them by the static batch size, which is unknown in a sliced batch:
-    it would then average the parts without weights.
-    """
-    return _tracking(
-        model, lambda update, values: update(values, sample_weight=samples)
-    )
-
-
 def tracking_nothing(model: Any) -> contextlib.AbstractContextManager[None]:
     """Has those trackers count nothing: the pass that is traced is not the real one."""
     return _tracking(model, lambda update, values: None)
+
+
+@contextlib.contextmanager
+def tracking_shares(model: Any, share: tf.Tensor) -> Iterator[None]:
+    """Has every mean over batches count a part for the share it is of its batch.
+
+    Keras averages over batches what is one value a batch: the losses of each output, a
+    metric function that returns a scalar, a script's own ``Mean`` of its loss. Counted
+    for ``n_j / n`` each, the parts of a batch add up to that batch.
+
+    Args:
+        model: the compiled model.
+        share: the part's samples of the batch's, a scalar; 1 for the whole batch, of
+            which Keras would count the static size, where a step sees one, or 1.
+    """
+    original = keras.metrics.Mean.update_state
+
+    def update_state(metric: Any, values: Any, sample_weight: Any = None) -> Any:
+        if sample_weight is None and tf.TensorShape(_shape(values)).rank == 0:
+            sample_weight = tf.cast(share, metric.dtype)
+        return original(metric, values, sample_weight)
+
+    def update(update_of_metric: Any, values: Any) -> Any:
+        return update_of_metric(values, sample_weight=share)
+
+    keras.metrics.Mean.update_state = update_state
+    try:
+        with _tracking(model, update):
+            yield
+    finally:
+        keras.metrics.Mean.update_state = original
+
+
+def _shape(values: Any) -> Any:
+    return values.shape if hasattr(values, "shape") else np.shape(values)
 
 
 @contextlib.contextmanager

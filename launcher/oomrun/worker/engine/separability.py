@@ -29,7 +29,7 @@ class Separability(enum.Enum):
     MEAN = "mean"
     SUM = "sum"
     NONE = "none"
-    #: The model draws random numbers even when it does not train: taken for a mean.
+    #: It draws random numbers even when it does not train, so this trial cannot tell.
     UNKNOWN = "unknown"
 
 

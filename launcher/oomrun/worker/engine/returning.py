@@ -1,0 +1,93 @@
+"""What a step returns, and what it would have returned for a batch in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["Logs", "NotCuttableError", "Returned", "flat", "joined", "specs"]
+
+#: Values that a step returns, by path.
+Logs = dict[str, Any]
+
+
+class NotCuttableError(ValueError):
+    """The step does something that cannot be done in parts."""
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a step in parts returns, as if it had been one.
+
+    Attributes:
+        last: what it returned for the last part: for a metric, the metric of all.
+        mean: of what it returned for each part, weighted by samples.
+        form: the nested dictionary that it returns.
+    """
+
+    last: Logs
+    mean: Logs
+    form: Any
+
+    def logs(self, averaged: Container[str]) -> Any:
+        """As the step of the whole batch returns it; of ``averaged`` the mean."""
+        return _in_form(
+            self.form,
+            iter(
+                self.mean[name] if name in averaged else value
+                for name, value in self.last.items()
+            ),
+        )
+
+
+def flat(logs: Any) -> Logs:
+    """What a step returns, nested dictionaries opened: ``{"a/b": …}``."""
+    opened: Logs = {}
+    for name, value in logs.items():
+        if isinstance(value, dict):
+            opened |= {f"{name}/{inner}": v for inner, v in flat(value).items()}
+        else:
+            opened[name] = value
+    return opened
+
+
+def joined(before: Returned | None, logs: Any, share: Any) -> Returned:
+    """What the parts so far have returned, with one more, of ``share`` of the batch."""
+    last = flat(logs)
+    mean = {
+        name: value * tf.cast(share, value.dtype)
+        for name, value in last.items()
+        if tf.convert_to_tensor(value).dtype.is_floating
+    }
+    if before is not None:
+        mean = {name: before.mean[name] + value for name, value in mean.items()}
+    return Returned(last, mean, logs)
+
+
+def _in_form(form: Any, values: Iterator[tf.Tensor]) -> Any:
+    return {
+        name: _in_form(value, values) if isinstance(value, dict) else next(values)
+        for name, value in form.items()
+    }
+
+
+def specs(logs: Any) -> dict[str, tf.TensorSpec]:
+    """Dtype and shape of what a step returns."""
+    if not isinstance(logs, dict):
+        raise NotCuttableError("its train_step returns something else than a dict")
+    specs = {}
+    for name, value in flat(logs).items():
+        try:
+            tensor = tf.convert_to_tensor(value)
+        except (TypeError, ValueError):
+            tensor = None
+        if tensor is None or not tensor.shape.is_fully_defined():
+            raise NotCuttableError(
+                f"its train_step returns {name!r}, which is not a number or a tensor "
+                "whose shape is alike for all batches"
+            )
+        specs[name] = tf.TensorSpec(tensor.shape, tensor.dtype)
+    return specs

@@ -1,0 +1,300 @@
+"""Steps of the user's own: cut where that is exact, and never where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from oomrun.worker import building, checkpointing
+from oomrun.worker.engine import slicing
+from oomrun.worker.engine.applying import optimizers_of
+from oomrun.worker.engine.returning import flat
+from oomrun.worker.engine.separability import Separability
+from oomrun.worker.engine.step import StepFunction
+
+BATCH = 6
+
+
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    keras.backend.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.backend.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+    keras.backend.clear_session()
+
+
+def batch(seed: int = 0, size: int = BATCH) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(size, 4)), rng.normal(size=(size, 2))
+
+
+class AsInTheGuide(keras.Model):  # type: ignore[misc]
+    """The form of Keras's guide on customising ``fit``."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, y_pred)
+        return {m.name: m.result() for m in self.metrics}
+
+
+class LowLevel(keras.Model):  # type: ignore[misc]
+    """Nothing of Keras's losses and trackers, and a value of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+        weights = self.trainable_weights
+        gradients = tape.gradient(loss, weights)
+        self.optimizer.apply_gradients(
+            (g, w) for g, w in zip(gradients, weights, strict=True) if g is not None
+        )
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result(), "raw": loss}
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+
+class OnTop(keras.Model):  # type: ignore[misc]
+    """Keras's own step, and something added."""
+
+    def train_step(self, data: Any) -> Any:
+        logs = super().train_step(data)
+        logs["rate"] = self.optimizer.learning_rate
+        return logs
+
+
+class Gan(keras.Model):  # type: ignore[misc]
+    """Two networks, two optimizers; no ``call``."""
+
+    def __init__(self, noisy: bool = False) -> None:
+        super().__init__()
+        self.noisy = noisy
+        self.seeds = keras.random.SeedGenerator(3)
+        self.critic = keras.Sequential(
+            [keras.Input((4,)), layers.Dense(5, "tanh"), layers.Dense(1)]
+        )
+        self.generator = keras.Sequential(
+            [keras.Input((2,)), layers.Dense(5, "tanh"), layers.Dense(4)]
+        )
+        self.critic_loss = keras.metrics.Mean(name="critic_loss")
+        self.generator_loss = keras.metrics.Mean(name="generator_loss")
+
+    def compile(self, critic: Any, generator: Any, loss: Any) -> None:
+        super().compile()
+        self.critic_optimizer, self.generator_optimizer = critic, generator
+        self.loss_fn = loss
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.critic_loss, self.generator_loss]
+
+    def train_step(self, data: Any) -> Any:
+        real, latent = data
+        size = tf.shape(real)[0]
+        if self.noisy:
+            latent += keras.random.normal((size, 2), seed=self.seeds)
+        made = self.generator(latent, training=True)
+        labels = tf.concat([tf.ones((size, 1)), tf.zeros((size, 1))], 0)
+        with tf.GradientTape() as tape:
+            judged = self.critic(tf.concat([real, made], 0), training=True)
+            first = self.loss_fn(labels, judged)
+        weights = self.critic.trainable_weights
+        self.critic_optimizer.apply_gradients(
+            zip(tape.gradient(first, weights), weights, strict=True)
+        )
+        with tf.GradientTape() as tape:
+            judged = self.critic(self.generator(latent, training=True))
+            second = self.loss_fn(tf.ones((size, 1)), judged)
+        weights = self.generator.trainable_weights
+        self.generator_optimizer.apply_gradients(
+            zip(tape.gradient(second, weights), weights, strict=True)
+        )
+        self.critic_loss.update_state(first)
+        self.generator_loss.update_state(second)
+        return {m.name: m.result() for m in self.metrics}
+
+
+def network(cls: type, *extra: Any) -> Any:
+    x = keras.Input((4,))
+    h = layers.Dense(5, "tanh", kernel_regularizer="l2")(x)
+    for layer in extra:
+        h = layer(h)
+    model = cls(x, layers.Dense(2)(h))
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    return model
+
+
+def gan(**settings: Any) -> Any:
+    model = Gan(**settings)
+    model.compile(
+        keras.optimizers.Adam(0.01),
+        keras.optimizers.SGD(0.1, momentum=0.9),
+        keras.losses.BinaryCrossentropy(from_logits=True),
+    )
+    return model
+
+
+class Clips(LowLevel):
+    """Gradients that are clipped on their way to the optimizer."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x) - y))
+        gradients = tape.gradient(loss, self.trainable_weights)
+        gradients, _ = tf.clip_by_global_norm(gradients, 1e6)
+        self.optimizer.apply(gradients, self.trainable_weights)
+        return {"loss": loss}
+
+
+class Contrasts(LowLevel):
+    """A loss that compares the samples of a batch."""
+
+    def train_step(self, data: Any) -> Any:
+        x, _ = data
+        with tf.GradientTape() as tape:
+            z = self(x)
+            loss = tf.reduce_mean(tf.nn.log_softmax(z @ tf.transpose(z)))
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+class Follows(LowLevel):
+    """Writes a copy of its weights after the optimizer: once a step."""
+
+    def build(self, shape: Any) -> None:
+        super().build(shape)
+        self.slow = self.add_weight(shape=(2,), trainable=False, name="slow")
+
+    def train_step(self, data: Any) -> Any:
+        logs = super().train_step(data)
+        self.slow.assign(0.9 * self.slow + 0.1 * self.trainable_weights[-1])
+        return logs
+
+
+class ByHand(LowLevel):
+    """Goes without an optimizer."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x) - y))
+        weights = self.trainable_weights
+        for g, w in zip(tape.gradient(loss, weights), weights, strict=True):
+            w.assign_sub(0.1 * g)
+        return {"loss": loss}
+
+
+def state(model: Any) -> list[np.ndarray[Any, Any]]:
+    return [v.value.numpy().copy() for v in checkpointing.training_variables(model)]
+
+
+def trained(make: Callable[[], Any], micro: int | None) -> tuple[Any, dict[str, float]]:
+    """Three steps, by Keras alone (None) or by the engine."""
+    keras.utils.set_random_seed(5)
+    model = make()
+    batches = [slicing.as_tensors(batch(seed, BATCH - seed)) for seed in range(3)]
+    building.from_batch(model, batches[0])
+    function = StepFunction(model)
+    for data in batches:
+        if micro is None:
+            logs = model.train_step(data)
+        else:
+            assert function.cut(data).possible, function.cut(data).reason
+            logs = function.run(data, slicing.batch_size(data), micro)
+    return model, {name: float(value) for name, value in flat(logs).items()}
+
+
+CUT = {
+    "as in the guide": lambda: network(AsInTheGuide),
+    "low level": lambda: network(LowLevel),
+    "on top of Keras's": lambda: network(OnTop),
+    "two optimizers": gan,
+}
+
+
+@pytest.mark.parametrize("micro", [BATCH, 4, 1])
+@pytest.mark.parametrize("name", CUT)
+def test_a_cut_step_is_the_step_of_the_whole_batch(name: str, micro: int) -> None:
+    wanted, wanted_logs = trained(CUT[name], None)
+    found, logs = trained(CUT[name], micro)
+    assert logs == pytest.approx(wanted_logs, rel=1e-10, abs=1e-12)
+    for variable, a, b in zip(
+        checkpointing.training_variables(wanted), state(found), state(wanted),
+        strict=True,
+    ):  # fmt: skip
+        scale = max(float(np.linalg.norm(b)), 1e-3)
+        assert float(np.abs(a - b).max(initial=0.0)) <= 1e-10 * scale, variable.path
+
+
+REFUSED = {
+    "clips": (lambda: network(Clips), "changes gradients before"),
+    "contrasts": (lambda: network(Contrasts), "compares samples of a batch"),
+    "follows": (lambda: network(Follows), "slow in a way that depends on"),
+    "by hand": (lambda: network(ByHand), "without an optimizer"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_step_that_cannot_be_cut_is_not(name: str) -> None:
+    make, reason = REFUSED[name]
+    model = make()
+    data = slicing.as_tensors(batch())
+    building.from_batch(model, data)
+    before = state(model)
+    found = StepFunction(model).cut(data)
+    assert not found.possible
+    assert reason in found.reason
+    for a, b in zip(before, state(model), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gan(noisy=True),
+        lambda: network(AsInTheGuide, layers.Dropout(0.5)),
+        lambda: network(LowLevel, layers.GaussianNoise(0.3)),
+        lambda: network(OnTop, layers.BatchNormalization()),
+    ],
+)
+def test_random_numbers_and_statistics_are_tied_to_rows_in_a_trial(make: Any) -> None:
+    model = make()
+    data = slicing.as_tensors(batch())
+    building.from_batch(model, data)
+    found = StepFunction(model).cut(data)
+    assert (found.separability, found.metrics) == (Separability.MEAN, ()), found.reason
+
+
+def test_the_optimizers_beside_the_compiled_one_are_kept_too() -> None:
+    model = gan()
+    building.from_batch(model, slicing.as_tensors(batch()))
+    assert len(optimizers_of(model)) == 3
+    kept = {id(v) for v in checkpointing.training_variables(model)}
+    for optimizer in (model.critic_optimizer, model.generator_optimizer):
+        assert {id(v) for v in optimizer.variables} <= kept
