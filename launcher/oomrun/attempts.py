@@ -7,13 +7,14 @@ the evidence of how it ended. Does not cover: what the evidence means
 
 from __future__ import annotations
 
+import filecmp
 import logging
 import os
 import select
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from oomrun.processes import Ended, Worker, sweep
 from oomrun.recorder import Recorder
 from oomrun.stops import Stops
 
-__all__ = ["Timing", "watch"]
+__all__ = ["Timing", "of_command", "watch"]
 
 _log = logging.getLogger(__name__)
 
@@ -239,6 +240,28 @@ def _evidence(seen: _Watch, ended: Ended, log: Path, oom_kills: int) -> Evidence
         ready=seen.ready,
         log_tail=_tail(log),
     )
+
+
+def of_command(evidence: Evidence, device: str, log: Path, before: Path) -> Evidence:
+    """The evidence of an attempt of a command, whose exit is all it reports.
+
+    Args:
+        evidence: what was seen of its end.
+        device: what it was given.
+        log: its output.
+        before: the output of the attempt before; it may not be there.
+    """
+    return replace(
+        evidence, command=True, device=device, repeated=_same_output(log, before)
+    )
+
+
+def _same_output(log: Path, before: Path) -> bool:
+    """Whether both said the same; programs that say nothing may have done anything."""
+    try:
+        return os.path.getsize(log) > 0 and filecmp.cmp(log, before, shallow=False)
+    except OSError:
+        return False
 
 
 def _tail(log: Path) -> str:

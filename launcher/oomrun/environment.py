@@ -12,11 +12,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from oomrun.core.command import TOLD
 from oomrun.core.errors import Problem, SpecError
 from oomrun.core.launch import LAUNCH_FILE, RUN_TOKEN
 from oomrun.core.plan import Plan
 
-__all__ = ["check_backend", "source_roots", "worker_environment"]
+__all__ = [
+    "check_backend", "command_environment", "source_roots", "worker_environment",
+]  # fmt: skip
 
 _MIB = 1024 * 1024
 _HASH_SEEDS = 2**32  # PYTHONHASHSEED is below this.
@@ -86,6 +89,39 @@ def worker_environment(
         # Last, so that nothing of the user's is shadowed.
         paths = [env.get("PYTHONPATH", ""), *map(str, roots)]
         env["PYTHONPATH"] = ":".join(path for path in paths if path)
+    return env
+
+
+def command_environment(
+    base: Mapping[str, str],
+    own: Mapping[str, str],
+    plan: Plan,
+    *,
+    run_id: str,
+    launch_file: Path,
+) -> dict[str, str]:
+    """The whole environment of a command, and of the guard that starts it.
+
+    Which devices are seen is set as for a worker, and memory as far as variables can.
+    Nothing else is: the program may be anything.
+
+    Args:
+        base: the environment that oomrun was called in.
+        own: the job file's ``env``, filled in, with what the program is told.
+        plan: the attempt's plan.
+        run_id: the run, by which leftover processes are recognised.
+        launch_file: the attempt's ``launch.json``, for the guard.
+    """
+    # Under an oomrun inside another one, what the outer one told is not for this one.
+    env = {**{key: base[key] for key in base if key not in TOLD}, **own}
+    # The last lines before a crash are the ones that are looked for.
+    env.setdefault("PYTHONUNBUFFERED", "1")
+    env.update(_devices(plan))
+    if any(device.kind != "cpu" for device in plan.devices):
+        grows = plan.memory_mode != "preallocate"
+        env["TF_FORCE_GPU_ALLOW_GROWTH"] = "true" if grows else "false"
+    env[RUN_TOKEN] = run_id
+    env[LAUNCH_FILE] = str(launch_file)
     return env
 
 

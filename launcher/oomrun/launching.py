@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from oomrun.attempts import Timing
+from oomrun.core import command
 from oomrun.core import launch as launches
 from oomrun.core import plan as plans
 from oomrun.core.errors import LaunchError
@@ -30,7 +31,11 @@ from oomrun.core.spec import (
     Script,
 )
 from oomrun.core.state import JobState
-from oomrun.environment import source_roots, worker_environment
+from oomrun.environment import (
+    command_environment,
+    source_roots,
+    worker_environment,
+)
 from oomrun.processes import Worker
 from oomrun.rundir import RunDir, write_atomically
 
@@ -96,13 +101,14 @@ def policy_limits(spec: JobSpec) -> Limits:
         },
         levers=spec.recovery.levers,
         micro_batch_fixed=isinstance(spec.batch.micro, int),
+        command=isinstance(spec.program, Command),
     )
 
 
 def make_launch(job: Job, plan: Plan, state: JobState, attempt: int) -> Launch:
     """What the worker of attempt ``attempt`` is told."""
     spec = job.spec
-    kind, program, args = _program(job)
+    kind, program, args = _program(job, plan)
     micro, every = spec.batch.micro, spec.checkpoint.every
     shrinks = "micro_batch" in spec.recovery.levers and not isinstance(micro, int)
     return Launch(
@@ -123,18 +129,23 @@ def make_launch(job: Job, plan: Plan, state: JobState, attempt: int) -> Launch:
         micro_batch_fixed=micro if isinstance(micro, int) else None,
         global_batch_size=spec.batch.global_size,
         last_step=state.last_training_step,
+        batch_norm=spec.batch.batch_norm,
         supervisor_pid=os.getpid(),
     )
 
 
-def _program(job: Job) -> tuple[str, str, tuple[str, ...]]:
+def _program(job: Job, plan: Plan) -> tuple[str, str, tuple[str, ...]]:
     match job.spec.program:
         case Script(path=path, args=args):
             return "script", str((job.job_file.parent / path).absolute()), args
         case Module(name=name, args=args):
             return "module", name, args
-        case Command():
-            raise LaunchError("command is not in this version of oomrun")
+        case Command(argv=argv):
+            known = command.values(plan)
+            program, *words = [command.fill(word, known) for word in argv]
+            if "/" in program:
+                program = str((job.job_file.parent / program).absolute())
+            return "command", program, tuple(words)
 
 
 def checkpoint_dir(job: Job) -> Path:
@@ -155,6 +166,8 @@ def start_worker(job: Job, plan: Plan, state: JobState, attempt: int) -> Worker:
     launch = make_launch(job, plan, state, attempt)
     write_atomically(folder.plan, _json(plans.to_json(plan)))
     write_atomically(folder.launch, _json(launches.to_json(launch)))
+    if isinstance(job.spec.program, Command):
+        return _start_command(job, launch)
     env = worker_environment(
         job.environment,
         dict(job.spec.env),
@@ -165,6 +178,43 @@ def start_worker(job: Job, plan: Plan, state: JobState, attempt: int) -> Worker:
         roots=source_roots(),
     )
     return Worker(job.worker_argv, env, folder.log().absolute(), job.cwd)
+
+
+def _start_command(job: Job, launch: Launch) -> Worker:
+    folder, plan = job.run_dir.attempt(launch.attempt), launch.plan
+    try:
+        # It may keep its own checkpoints there, and must find the folder to do so.
+        os.makedirs(launch.checkpoint_dir, exist_ok=True)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise LaunchError(
+            f"the folder for checkpoints cannot be made: {why}",
+            where=launch.checkpoint_dir,
+        ) from None
+    known = command.values(plan)
+    own = {name: command.fill(text, known) for name, text in job.spec.env}
+    told = command.variables(plan, launch.attempt, launch.checkpoint_dir)
+    env = command_environment(
+        job.environment,
+        {**own, **told},
+        plan,
+        run_id=launch.run_id,
+        launch_file=folder.launch.absolute(),
+    )
+    return Worker(_guard_argv(), env, folder.log().absolute(), job.cwd)
+
+
+def _guard_argv() -> tuple[str, ...]:
+    """The guard in an interpreter of our own.
+
+    It is isolated, and finds its modules where we found ours: Python's variables in the
+    environment are the program's, which may be another Python.
+    """
+    code = (
+        f"import sys; sys.path[:] = {[p for p in sys.path if os.path.isabs(p)]!r}; "
+        "from oomrun.guard import main; sys.exit(main())"
+    )
+    return (sys.executable, "-I", "-c", code)
 
 
 def _json(value: Any) -> bytes:

@@ -20,15 +20,15 @@ from dataclasses import dataclass, replace
 
 import oomrun
 from oomrun import devices, takeover
-from oomrun.attempts import watch
+from oomrun.attempts import of_command, watch
 from oomrun.core import diagnosis, planning, policy
 from oomrun.core import events as ev
 from oomrun.core import plan as plans
-from oomrun.core.diagnosis import Diagnosis, Evidence
+from oomrun.core.diagnosis import Cause, Diagnosis, Evidence
 from oomrun.core.errors import JournalError, OomrunError
 from oomrun.core.plan import Plan
 from oomrun.core.policy import Decision, Fail, Finish, Restart, Stop
-from oomrun.core.spec import mathematics
+from oomrun.core.spec import Command, mathematics
 from oomrun.core.state import JobState
 from oomrun.core.topology import Inventory, Unreadable
 from oomrun.devices import host
@@ -86,7 +86,8 @@ def supervise(
         InfeasiblePlanError: nothing fits.
         PlatformError: the run is locked by another, or its files cannot be written.
     """
-    check_backend(job.environment, dict(job.spec.env), str(job.job_file))
+    if not isinstance(job.spec.program, Command):
+        check_backend(job.environment, dict(job.spec.env), str(job.job_file))
     look = inventory or (lambda: _discover(job))
     with contextlib.ExitStack() as stack:
         stack.enter_context(_held(job))
@@ -247,7 +248,12 @@ class _Run:
             descendants=job.owns_process,
             oom_kills=host.oom_kill_count,
         )
+        if isinstance(job.spec.program, Command):
+            log, before = (job.run_dir.attempt(n).log() for n in (number, number - 1))
+            evidence = of_command(evidence, plan.devices[0].id, log, before)
         ended = diagnosis.diagnose(evidence)
+        if evidence.command and ended.cause is Cause.DEVICE_OOM:
+            recorder.record(_oom_of_command(number, plan, ended))
         recorder.record(_attempt_ended(number, ended, evidence))
         return ended
 
@@ -331,6 +337,22 @@ def _attempt_ended(
         summary=ended.summary,
         exit_code=evidence.exit_code,
         signal=evidence.signal,
+    )
+
+
+def _oom_of_command(attempt: int, plan: Plan, ended: Diagnosis) -> ev.OomOccurred:
+    (device,) = plan.devices
+    return ev.OomOccurred(
+        at=time.time(),
+        attempt=attempt,
+        rank=0,
+        device=device.id,
+        kind="device",
+        phase="unknown",
+        recovery="restart",
+        micro_batch_size=device.micro_batch_size,
+        step=0,
+        message=ended.told,
     )
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oomrun.core import events as ev
-from oomrun.core.diagnosis import Cause, Evidence, diagnose, looks_like_device_oom
-
-LOGS = Path(__file__).parents[1] / "data" / "oom_logs.jsonl"
+from oomrun.core.diagnosis import Cause, Evidence, diagnose
 
 
 def script(outcome: str = "raised", **fields: Any) -> ev.ScriptEnded:
@@ -101,9 +97,74 @@ def test_every_cause_has_a_budget(cause: Cause) -> None:
     assert cause.budget in ("oom", "crash", "preemption", "hang")
 
 
-LABELLED = [json.loads(line) for line in LOGS.read_text().splitlines()]
+# --- commands -----------------------------------------------------------------------
+
+TORCH = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
-@pytest.mark.parametrize("log", LABELLED, ids=[log["id"] for log in LABELLED])
-def test_device_oom_is_told_from_text(log: dict[str, Any]) -> None:
-    assert looks_like_device_oom(log["text"]) is log["device_oom"]
+def command(**seen: Any) -> Evidence:
+    return Evidence(**{"command": True, "device": "GPU-1", **seen})
+
+
+COMMANDS = [
+    ("finished", command(exit_code=0), Cause.FINISHED),
+    ("an OOM it survived", command(exit_code=0, log_tail=TORCH), Cause.FINISHED),
+    ("exit 3", command(exit_code=3), Cause.CRASH),
+    ("SIGSEGV", command(signal=11), Cause.CRASH),
+    ("a shell's SIGSEGV", command(exit_code=139), Cause.CRASH),
+    ("device OOM", command(exit_code=1, log_tail=TORCH), Cause.DEVICE_OOM),
+    ("abort after an OOM", command(signal=6, log_tail=TORCH), Cause.DEVICE_OOM),
+    ("its own code for it", command(exit_code=79), Cause.DEVICE_OOM),
+    ("host OOM", command(exit_code=1, log_tail="MemoryError"), Cause.HOST_OOM),
+    (
+        "host memory is the CPU's",
+        command(exit_code=1, log_tail="MemoryError", device="cpu:0"),
+        Cause.DEVICE_OOM,
+    ),
+    ("the kernel's kill", command(exit_code=137, host_oom_kills=1), Cause.HOST_OOM),
+    ("a killed child", command(exit_code=1, host_oom_kills=1), Cause.HOST_OOM),
+    (
+        "the kernel's kill on a CPU",
+        command(signal=9, host_oom_kills=1, device="cpu:0"),
+        Cause.DEVICE_OOM,
+    ),
+    ("SIGKILL", command(signal=9), Cause.KILLED),
+    ("a shell's SIGKILL", command(exit_code=137), Cause.KILLED),
+    ("a facts beats text", command(signal=9, log_tail=TORCH), Cause.KILLED),
+    ("stopped, with 0", command(exit_code=0, stop_requested=True), Cause.PREEMPTION),
+    ("stopped, with 75", command(exit_code=75, stop_requested=True), Cause.PREEMPTION),
+    ("stopped by SIGTERM", command(signal=15, stop_requested=True), Cause.PREEMPTION),
+    ("stopped by itself", command(exit_code=75), Cause.PREEMPTION),
+    ("silence", command(signal=15, timed_out=True), Cause.HANG),
+    ("never started", command(exit_code=127, ready=False), Cause.MISCONFIGURATION),
+    ("exit 127 of its own", command(exit_code=127), Cause.CRASH),
+    ("exit 255", command(exit_code=255), Cause.CRASH),
+]
+
+
+@pytest.mark.parametrize(
+    ("evidence", "cause"), [c[1:] for c in COMMANDS], ids=[c[0] for c in COMMANDS]
+)
+def test_causes_of_commands(evidence: Evidence, cause: Cause) -> None:
+    found = diagnose(evidence)
+    assert found.cause is cause
+    assert found.summary
+    assert "\n" not in found.summary
+
+
+def test_a_command_s_crash_is_told_by_its_last_words() -> None:
+    found = diagnose(command(exit_code=3, log_tail="a\nValueError: \x1b[31mbad\n\n"))
+    assert found.summary == "the program exited with 3: ValueError:  [31mbad"
+    told = diagnose(command(exit_code=1, log_tail=f"x\n{TORCH}\nbye"))
+    assert told.summary == f"GPU-1 ran out of memory ({TORCH})"
+
+
+def test_the_text_of_an_oom_counts_for_a_worker_that_could_not_tell() -> None:
+    died = Evidence(exit_code=1, log_tail=TORCH)
+    assert diagnose(died).cause is Cause.DEVICE_OOM
+    benign = Evidence(
+        exit_code=1,
+        log_tail="Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.37GiB. "
+        "The caller indicates that this is not a failure",
+    )
+    assert diagnose(benign).cause is Cause.CRASH

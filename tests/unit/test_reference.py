@@ -59,13 +59,17 @@ def test_examples_and_defaults_are_valid_where_they_stand(
     document = dict(FRAME)
     if path in ("module", "command"):
         del document["script"]
+    if path == "command":  # its example takes micro-batches, of a batch that is said
+        text_of_batch = example_yaml("batch.global", 256) + "\n"
+    else:
+        text_of_batch = ""
     document.pop(path, None)
     if path.startswith("devices.") and path != "devices.cpu":
         text = f"devices: {{cpu: 1, memory: {flow(value)}}}\n"
     else:
         text = example_yaml(path, value) + "\n"
     examined = jobfile.examine(
-        yaml.safe_dump(document) + text, filename="x", environment={}
+        yaml.safe_dump(document) + text + text_of_batch, filename="x", environment={}
     )
     of_later = [p for p in examined.problems if "is not in oomrun" in p.message]
     if path.startswith("kubernetes."):

@@ -109,12 +109,21 @@ def test_wrong_files(validator: jsonschema.Draft202012Validator, keys: str) -> N
         "name: x",
         "name: X Y\nscript: x.py",
         "[]",
-        "name: x\ncommand: [x]",
+        "name: x\ncommand: []",
+        "name: x\ncommand: x",
+        "name: x\ncommand: [x]\nscript: x.py",
     ],
 )
 def test_wrong_frames(validator: jsonschema.Draft202012Validator, text: str) -> None:
     assert not valid(text)
     assert not validator.is_valid(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize("program", ["script: x.py", "module: x", "command: [x, 1]"])
+def test_frames(validator: jsonschema.Draft202012Validator, program: str) -> None:
+    text = f"name: x\n{program}\n"
+    assert valid(text)
+    validator.validate(yaml.safe_load(text))
 
 
 def test_every_key_is_described(validator: jsonschema.Draft202012Validator) -> None:

@@ -62,12 +62,13 @@ def frame(
     glyphs: Glyphs = UNICODE,
 ) -> list[Text]:  # fmt: skip
     """The picture: at most ``height`` lines, none wider than ``width``."""
-    lines = [
-        _headline(state, now, glyphs),
-        *_progress(state, history, width, glyphs),
-        *_loss(state, history, width, glyphs),
-        _batch(state, glyphs),
-    ]
+    lines = [_headline(state, now, glyphs)]
+    if status.shows_steps(state):
+        lines += _progress(state, history, width, glyphs)
+        lines += _loss(state, history, width, glyphs)
+    else:
+        lines.append(Text("progress is in the program's own output", "dim"))
+    lines.append(_batch(state, glyphs))
     for device in status.devices(state):
         lines.extend(_device(device, width, glyphs))
     lines.extend(_counters(state, now, width, glyphs))

@@ -98,7 +98,12 @@ def load_job_file(path: str, overrides: Sequence[str] = ()) -> "JobSpec":
     examined = jobfile.examine(
         text, filename=path, overrides=overrides, environment=os.environ
     )
-    problems = [*examined.problems, *_missing_script(examined, Path(path).parent)]
+    folder = Path(path).parent
+    problems = [
+        *examined.problems,
+        *_missing_script(examined, folder),
+        *_missing_program(examined, folder),
+    ]
     if problems or examined.spec is None:
         raise SpecError(problems)
     return examined.spec
@@ -192,6 +197,49 @@ def _missing_script(examined: "Examination", folder: Path) -> list[Problem]:
     message = f"no such file: {folder / given}"
     hint = "paths are relative to the job file"
     return [examined.places["script"].problem("script", message, hint)]
+
+
+def _missing_program(examined: "Examination", folder: Path) -> list[Problem]:
+    """What is wrong with a command's first word, where the file is right."""
+    from oomrun.core.spec import Command
+
+    spec = examined.spec
+    if spec is None or not isinstance(spec.program, Command):
+        return []
+    from oomrun.core import command
+
+    word = spec.program.argv[0]
+    if any(command.names(word)):
+        return []  # which program it is, its numbers decide
+    name = command.fill(word, {})
+    folders = dict(spec.env).get("PATH", os.environ.get("PATH", os.defpath))
+    message, hint = _unusable(name, folder, folders)
+    if not message:
+        return []
+    place = examined.places.get("command[0]", examined.places["command"])
+    return [place.problem("command[0]", message, hint)]
+
+
+def _unusable(name: str, folder: Path, search: str) -> tuple[str, str]:
+    """Why a program cannot be started, and what to do; two empty texts where it can."""
+    import shutil
+
+    if "/" not in name:
+        if name and shutil.which(name, path=search):
+            return "", ""
+        return (
+            f"no such program in PATH: {name}",
+            "write ./ before a program that is beside the job file",
+        )
+    path = folder / name
+    try:
+        if not path.is_file():
+            return f"no such file: {path}", "paths are relative to the job file"
+        if not os.access(path, os.X_OK):
+            return f"not executable: {path}", f"chmod +x {path}"
+    except (OSError, ValueError):  # too long a name, or a NUL in it
+        return f"no such file: {path}", "paths are relative to the job file"
+    return "", ""
 
 
 def _unreadable(path: str, error: OSError | ValueError) -> Problem:

@@ -14,6 +14,7 @@ from typing import TextIO
 from oomrun.core import event_json, words
 from oomrun.core import events as ev
 from oomrun.core.state import JobState
+from oomrun.core.status import shows_steps
 
 __all__ = ["LineWriter", "Selection", "json_line", "plain_line", "timestamp"]
 
@@ -99,7 +100,7 @@ def json_line(state: JobState, event: ev.Event) -> str:
         "run": state.name,
         "attempt": state.attempt,
         "rank": getattr(event, "rank", None),
-        "step": state.step,
+        "step": state.step if shows_steps(state) else None,
         "text": words.describe(event, state),
         "event": event_json.to_json(event),
     }

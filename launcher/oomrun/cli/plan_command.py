@@ -17,7 +17,7 @@ from oomrun.cli.jobfile_commands import add_set_option, load_job_file
 from oomrun.cli.run_command import add_run_dir_option, run_dir_of
 from oomrun.core import plan as plans
 from oomrun.core.plan import DevicePlan, Plan
-from oomrun.core.spec import JobSpec, mathematics
+from oomrun.core.spec import Command, JobSpec, mathematics
 from oomrun.core.state import JobState, replay
 from oomrun.core.units import format_bytes
 
@@ -78,7 +78,10 @@ def _known(spec: JobSpec, folder: Path) -> JobState:
 def _lines(spec: JobSpec, state: JobState, made: Plan) -> Iterator[str]:
     source = "the job file" if spec.batch.global_size else "the script, as it ran"
     size = made.global_batch_size
-    batch = f"{size} (from {source})" if size else "the script's, not known yet"
+    unknown = "the script's, not known yet"
+    if isinstance(spec.program, Command):
+        unknown = "the program's own, not known"
+    batch = f"{size} (from {source})" if size else unknown
     yield spec.name
     yield f"  strategy      {made.strategy} ({made.strategy_reason})"
     yield f"  global batch  {batch}"

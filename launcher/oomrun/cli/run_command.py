@@ -19,6 +19,7 @@ from oomrun.core import units
 from oomrun.core.errors import Problem, SpecError
 from oomrun.core.spec import JobSpec
 from oomrun.core.state import JobState
+from oomrun.core.status import shows_steps
 
 __all__ = ["add_parser", "add_run_dir_option", "run", "run_dir_of"]
 
@@ -197,10 +198,8 @@ def _say_end(outcome: Any, job: Any, stream: Any) -> None:
             file=stream,
         )
     elif state.state == "preempted":
-        print(
-            f"oomrun: stopped at step {state.step}; the same command goes on",
-            file=stream,
-        )
+        where = f" at step {state.step}" if shows_steps(state) else ""
+        print(f"oomrun: stopped{where}; the same command goes on", file=stream)
     elif outcome.exit_code != 0:
         log = job.run_dir.attempt(state.attempt).log()
         print(f"oomrun: {outcome.reason}; its output is in {log}", file=stream)

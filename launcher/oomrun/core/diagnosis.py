@@ -1,19 +1,21 @@
 """From what was seen of an attempt's end to what we conclude: evidence -> cause.
 
-Covers: one attempt of one worker; facts only (what the worker reported, how it ended,
-kernel counters), then its last log lines. Does not cover: what to do (``policy.py``).
+Covers: one attempt of one worker, or of one command; facts (what the worker reported,
+how it ended, kernel counters), then its last log lines. Does not cover: what such lines
+look like (``oom_text.py``), what to do (``policy.py``).
 """
 
 from __future__ import annotations
 
 import enum
-import re
 import signal as signals
 from dataclasses import dataclass
 
+from oomrun.core import command
 from oomrun.core.events import OomOccurred, ScriptEnded
+from oomrun.core.oom_text import find_exhaustion, looks_like_device_oom
 
-__all__ = ["Cause", "Diagnosis", "Evidence", "diagnose", "looks_like_device_oom"]
+__all__ = ["Cause", "Diagnosis", "Evidence", "diagnose"]
 
 
 class Cause(str, enum.Enum):
@@ -52,6 +54,9 @@ class Evidence:
         host_oom_kills: OOM kills that the kernel counted in our cgroup meanwhile.
         ready: the worker had got as far as running the script.
         log_tail: its last lines of output.
+        command: the program is not ours and reports nothing: its exit is its report.
+        device: what it was given; with a CPU, host memory is the device's memory.
+        repeated: its output is that of the attempt before, to the last byte.
     """
 
     exit_code: int | None = None
@@ -63,6 +68,9 @@ class Evidence:
     host_oom_kills: int = 0
     ready: bool = True
     log_tail: str = ""
+    command: bool = False
+    device: str = ""
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,30 +78,15 @@ class Diagnosis:
     """A cause and one sentence for a person.
 
     ``silent``: the process ended as if all were well, but its script's end was never
-    reported.
+    reported. ``repeated``: it failed with the very output of the attempt before.
+    ``told``: the line of output that the cause was read from.
     """
 
     cause: Cause
     summary: str
     silent: bool = False
-
-
-# Forms that TensorFlow's allocators and the GPU libraries use when memory is short.
-# Only read where nothing better is known; warnings that name the same words but say
-# that they are harmless ("not a failure") do not match.
-_DEVICE_OOM = re.compile(
-    r"OOM when allocating tensor"
-    r"|ResourceExhaustedError"
-    r"|RESOURCE_EXHAUSTED: (?!.*gRPC)"
-    r"|Out of memory (?:while|trying to) (?:trying to )?allocat"
-    r"|Dst tensor is not initialized"
-    r"|CUDA_ERROR_OUT_OF_MEMORY"
-)
-
-
-def looks_like_device_oom(text: str) -> bool:
-    """Whether ``text`` says that a device's memory ran out, as TensorFlow says it."""
-    return _DEVICE_OOM.search(text) is not None
+    repeated: bool = False
+    told: str = ""
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -102,6 +95,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     A worker that reported the script's end has ended that way, whatever came after:
     XLA on a CPU, for one, aborts at interpreter exit after an OOM it survived.
     """
+    if evidence.command:
+        return _of_command(evidence)
     if evidence.script is not None:
         return _from_report(evidence.script, evidence)
     if evidence.timed_out:
@@ -172,21 +167,26 @@ def _from_report(script: ScriptEnded, evidence: Evidence) -> Diagnosis:
 
 def _oom_reported(oom: OomOccurred) -> Diagnosis:
     size = f" at micro-batch {oom.micro_batch_size}" if oom.micro_batch_size else ""
+    phase = f" in {oom.phase}" if oom.phase != "unknown" else ""
     cause = Cause.HOST_OOM if oom.kind == "host" else Cause.DEVICE_OOM
     return Diagnosis(
-        cause=cause,
-        summary=f"{oom.device} ran out of memory in {oom.phase}{size}",
+        cause=cause, summary=f"{oom.device} ran out of memory{phase}{size}"
     )
+
+
+_FROM_OUTSIDE = (signals.SIGKILL, signals.SIGTERM, signals.SIGINT, signals.SIGHUP)
+
+
+def _signal_name(number: int) -> str:
+    if number in signals.Signals._value2member_map_:
+        return signals.Signals(number).name
+    return f"signal {number}"
 
 
 def _from_signal(evidence: Evidence) -> Diagnosis:
     number = evidence.signal or 0
-    name = (
-        signals.Signals(number).name
-        if number in signals.Signals._value2member_map_
-        else f"signal {number}"
-    )
-    if number in (signals.SIGKILL, signals.SIGTERM, signals.SIGINT, signals.SIGHUP):
+    name = _signal_name(number)
+    if number in _FROM_OUTSIDE:
         return Diagnosis(
             cause=Cause.KILLED, summary=f"the worker was killed from outside ({name})"
         )
@@ -196,3 +196,80 @@ def _from_signal(evidence: Evidence) -> Diagnosis:
             summary=f"{name} after memory ran out, by the worker's last lines",
         )
     return Diagnosis(cause=Cause.CRASH, summary=f"the worker died of {name}")
+
+
+# --- a command ----------------------------------------------------------------------
+
+_SHELL_SIGNALS = range(129, 129 + 64)  # 128 + n: a shell's child died of signal n
+_LAST_WORDS = 160
+
+
+def _of_command(evidence: Evidence) -> Diagnosis:
+    """The same for a program that reports nothing but by how it ends."""
+    code, number = evidence.exit_code, evidence.signal
+    if code == 0 and not evidence.stop_requested:
+        return Diagnosis(cause=Cause.FINISHED, summary="the program finished")
+    if evidence.timed_out:
+        return Diagnosis(cause=Cause.HANG, summary="the program was silent for long")
+    if evidence.stop_requested:
+        # Also with exit code 0: nobody can tell a program that had just finished from
+        # one that ends well when it is told to, and to start it again loses nothing.
+        how = _signal_name(number) if number else f"exit code {code}"
+        return Diagnosis(
+            cause=Cause.PREEMPTION, summary=f"the program was stopped ({how})"
+        )
+    if code == command.EXIT_STOPPED:
+        return Diagnosis(
+            cause=Cause.PREEMPTION,
+            summary=f"the program stopped by itself, to go on later (exit code {code})",
+        )
+    if evidence.host_oom_kills > 0:
+        return _exhausted("host", "the kernel killed a process", evidence)
+    if code == command.EXIT_OUT_OF_MEMORY:
+        return _exhausted("device", f"by its exit code {code}", evidence)
+    if number is None and code is not None and code in _SHELL_SIGNALS:
+        number = code - 128
+    if number in _FROM_OUTSIDE:
+        return Diagnosis(
+            cause=Cause.KILLED,
+            summary=f"the program was killed from outside ({_signal_name(number)})",
+        )
+    found = find_exhaustion(evidence.log_tail)
+    if found is not None:
+        return _exhausted(found.memory, found.line, evidence)
+    if not evidence.ready:
+        return Diagnosis(
+            cause=Cause.MISCONFIGURATION,
+            summary=f"the program could not start{_last_words(evidence)}",
+        )
+    how = f"died of {_signal_name(number)}" if number else f"exited with {code}"
+    return Diagnosis(
+        cause=Cause.CRASH,
+        summary=f"the program {how}{_last_words(evidence)}",
+        repeated=evidence.repeated,
+    )
+
+
+def _exhausted(memory: str, told: str, evidence: Evidence) -> Diagnosis:
+    told = _shortened(told)
+    # The CPU's memory is the host's: there a smaller micro-batch does help.
+    if memory == "device" or evidence.device.startswith("cpu"):
+        return Diagnosis(
+            cause=Cause.DEVICE_OOM,
+            summary=f"{evidence.device} ran out of memory ({told})",
+            told=told,
+        )
+    return Diagnosis(
+        cause=Cause.HOST_OOM, summary=f"host memory ran out ({told})", told=told
+    )
+
+
+def _last_words(evidence: Evidence) -> str:
+    lines = [line.strip() for line in evidence.log_tail.splitlines()]
+    last = next((line for line in reversed(lines) if line), "")
+    return f": {_shortened(last)}" if last else ""
+
+
+def _shortened(line: str) -> str:
+    clean = "".join(letter if letter.isprintable() else " " for letter in line)
+    return clean if len(clean) <= _LAST_WORDS else clean[: _LAST_WORDS - 1] + "…"

@@ -41,9 +41,10 @@ class Launch:
 
     Attributes:
         plan: the devices, their limits, the micro-batch.
-        program_kind: script or module.
-        program: the script's absolute path, or the module's dotted name.
-        args: the script's arguments.
+        program_kind: script, module or command.
+        program: the script's absolute path, the module's dotted name, or a command's
+            first word.
+        args: its arguments; a command's are filled in.
         run_id: the run that checkpoints must be of.
         seed: seeds what the script does not seed itself.
         checkpoint_dir: absolute path.
@@ -52,6 +53,7 @@ class Launch:
         in_process: whether the worker may shrink the micro-batch by itself.
         micro_batch_max: the user's own upper bound, None without one.
         micro_batch_fixed: the user's own micro-batch, never changed.
+        batch_norm: micro_batch, freeze or refuse.
         last_step: the furthest step any attempt reached (for what was lost).
         supervisor_pid: who must be our parent; None in a test without a supervisor.
     """
@@ -73,6 +75,7 @@ class Launch:
     micro_batch_fixed: int | None
     global_batch_size: int | None
     last_step: int
+    batch_norm: str = "micro_batch"
     supervisor_pid: int | None = None
 
 

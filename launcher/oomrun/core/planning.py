@@ -8,13 +8,23 @@ This version trains on one device (strategy ``single``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from oomrun.core import batch, memory, topology
+from oomrun.core import batch, command, memory, topology
 from oomrun.core.errors import InfeasiblePlanError
 from oomrun.core.plan import DevicePlan, Plan
-from oomrun.core.spec import AtMost, Auto, Bytes, Cpus, Gpus, JobSpec, Share
+from oomrun.core.spec import (
+    AUTO,
+    AtMost,
+    Auto,
+    Bytes,
+    Command,
+    Cpus,
+    Gpus,
+    JobSpec,
+    Share,
+)
 from oomrun.core.state import JobState
 from oomrun.core.topology import Device, Inventory
 from oomrun.core.units import format_bytes
@@ -59,12 +69,14 @@ def make_plan(spec: JobSpec, inventory: Inventory, state: JobState) -> Plan:
     )
     micro = _micro_batch_size(spec, known, device, notes)
     peak = known.predict(micro)
-    if share is None:
+    if isinstance(spec.program, Command):
+        notes += _about_command(spec, spec.program, device)
+    elif share is None:
         notes.append(
             "global_batch_size, share and accumulation_steps are not known until the "
             "script has called fit once"
         )
-    if peak is None:
+    if peak is None and not isinstance(spec.program, Command):
         notes.append(
             "no peak is predicted until a step of this run was measured"
             + ("" if limit is not None else ", and none is without a memory limit")
@@ -272,7 +284,20 @@ def _micro_batch_size(
     chosen = _largest_that_fits(wanted, known, device)
     if most is None or chosen < most:
         notes.append(_why_smaller(wanted, chosen, known, device))
+    if isinstance(spec.program, Command) and known.share is not None:
+        return _dividing(known.share, chosen, notes)
     return chosen
+
+
+def _dividing(share: int, chosen: int, notes: list[str]) -> int:
+    """The size for a command, which accumulates whole micro-batches only."""
+    size = command.divisor(share, chosen)
+    if size < chosen:
+        notes.append(
+            f"micro-batch {size} since a command's must divide the global batch "
+            f"({share}), which {chosen} does not"
+        )
+    return size
 
 
 def _largest_that_fits(wanted: int, known: _Known, device: Device) -> int:
@@ -307,3 +332,27 @@ def _why_smaller(wanted: int, chosen: int, known: _Known, device: Device) -> str
     if known.failed is not None:
         return f"micro-batch {chosen} since {known.failed} ran out of memory"
     return f"micro-batch {chosen} as decided after memory ran out"
+
+
+# --- a command ----------------------------------------------------------------------
+
+
+def _about_command(spec: JobSpec, program: Command, device: Device) -> Iterator[str]:
+    """What cannot be known of a program that is not ours, and what cannot be done."""
+    yield "a command's steps and peaks cannot be seen: no progress, no prediction"
+    texts = [*program.argv, *(text for _, text in spec.env)]
+    told = any(name == command.MICRO_BATCH for t in texts for name in command.names(t))
+    if spec.batch.global_size is None:
+        yield (
+            "batch.global is not set, so the program is told no micro-batch, and "
+            "running out of device memory ends the run"
+        )
+    elif not told:
+        yield (
+            "no {micro_batch} in command or env: the program must read "
+            f"{command.NAMES[command.MICRO_BATCH]}, or a smaller one changes nothing"
+        )
+    if device.kind != "cpu" and spec.memory.limit != AUTO:
+        yield "no limit can be set on a GPU for a command: it is planned with only"
+    if device.kind == "cpu" and spec.memory.limit != AUTO:
+        yield "the limit of a CPU device reaches programs with TensorFlow only"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from oomrun.core import batch
+from oomrun.core import batch, command
 from oomrun.core.diagnosis import Cause, Diagnosis
 from oomrun.core.state import JobState
 
@@ -25,11 +25,14 @@ class Limits:
         max_restarts: restarts per budget; None: unlimited.
         levers: what may be changed when memory ran out.
         micro_batch_fixed: the job file names the micro-batch, so it stays.
+        command: the program is not ours: whether it moved cannot be seen, and its
+            micro-batch divides the global batch.
     """
 
     max_restarts: Mapping[str, int | None]
     levers: tuple[str, ...] = ("micro_batch",)
     micro_batch_fixed: bool = False
+    command: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +82,7 @@ def decide(
     """
     cause = diagnosis.cause
     if cause is Cause.FINISHED:
-        return Finish()
+        return Finish(reason=diagnosis.summary)
     if stopping:
         return Stop(reason=diagnosis.summary)
     if cause is Cause.MISCONFIGURATION:
@@ -97,6 +100,8 @@ def decide(
             "the script itself keeps in host memory: give the machine or the cgroup "
             "more memory, or load less data at once"
         )
+    if cause is Cause.CRASH and limits.command:
+        return _after_crash_of_command(diagnosis, used)
     if cause is Cause.CRASH:
         return _after_crash(diagnosis, state, used)
     return Restart(reason=diagnosis.summary, delay_s=_back_off_s(used))
@@ -123,6 +128,13 @@ def _after_device_oom(
             "{max: …} or auto would let it shrink",
             exit_code=3,
         )
+    if failed is None and limits.command:
+        return Fail(
+            reason=f"{diagnosis.summary}. The program is told no micro-batch: with "
+            "batch.global and {micro_batch} in the job file it could be started again "
+            "with a smaller one",
+            exit_code=3,
+        )
     if failed is None:
         return Fail(
             reason=f"{diagnosis.summary}, before any batch was trained: the model "
@@ -131,6 +143,8 @@ def _after_device_oom(
         )
     share = state.global_batch_size or failed
     smaller = batch.smaller_micro_batch(share, failed, _known_to_run(state, failed))
+    if smaller and limits.command:
+        smaller = command.divisor(share, smaller)
     if smaller == 0:
         return Fail(
             reason=f"{diagnosis.summary}: even one sample at a time does not fit",
@@ -161,6 +175,15 @@ def _after_crash(diagnosis: Diagnosis, state: JobState, used: int) -> Decision:
         return Fail(
             reason=f"{diagnosis.summary}. No step was trained in this attempt, so "
             "the same would happen again"
+        )
+    return Restart(reason=diagnosis.summary, delay_s=_back_off_s(used))
+
+
+def _after_crash_of_command(diagnosis: Diagnosis, used: int) -> Decision:
+    if diagnosis.repeated and used > 0:
+        return Fail(
+            reason=f"{diagnosis.summary}, twice with the very same output: it would "
+            "fail again"
         )
     return Restart(reason=diagnosis.summary, delay_s=_back_off_s(used))
 

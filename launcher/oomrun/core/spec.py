@@ -75,6 +75,7 @@ class Cpus:
 
 Devices = Auto | Gpus | Cpus
 StrategyName = Literal["auto", "single", "mirrored", "horovod", "multi_worker_mirrored"]
+BatchNorm = Literal["micro_batch", "freeze", "refuse"]
 MemoryMode = Literal["growth", "limit", "preallocate"]
 
 
@@ -91,6 +92,7 @@ class BatchSpec:
 
     global_size: int | None = None
     micro: Auto | int | AtMost = AUTO
+    batch_norm: BatchNorm = "micro_batch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,11 +195,14 @@ def mathematics(spec: JobSpec) -> dict[str, object]:
     An unfinished run whose job file now gives another answer here would go on as a
     different training; everything else (memory, devices, recovery) may change.
     """
-    return {
+    found: dict[str, object] = {
         "program": _program(spec.program),
         "env": dict(sorted(spec.env)),
         "batch.global": spec.batch.global_size,
     }
+    if spec.batch.batch_norm == "freeze":
+        found["batch.batch_norm"] = "freeze"
+    return found
 
 
 def _program(program: Program) -> dict[str, object]:

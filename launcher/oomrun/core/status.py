@@ -13,7 +13,10 @@ from typing import Any
 from oomrun.core import batch, memory
 from oomrun.core.state import RESTART_CAUSES, JobState
 
-__all__ = ["DeviceStatus", "devices", "planned_devices", "standing", "status_json"]
+__all__ = [
+    "DeviceStatus", "devices", "planned_devices", "shows_steps", "standing",
+    "status_json",
+]  # fmt: skip
 
 _ACTIVE = frozenset(
     {"starting", "training", "evaluating", "checkpointing", "adapting", "recovering"}
@@ -60,6 +63,12 @@ def devices(state: JobState) -> list[DeviceStatus]:
     """The devices of the current plan, in its order."""
     planned = planned_devices(state.plan or {})
     return [_device(item, state, alone=len(planned) == 1) for item in planned]
+
+
+def shows_steps(state: JobState) -> bool:
+    """Whether a run reports its steps; a ``command`` does not."""
+    program = state.mathematics.get("program")
+    return not (isinstance(program, Mapping) and "command" in program)
 
 
 def planned_devices(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -120,6 +129,7 @@ def _prediction(
 
 def status_json(state: JobState) -> dict[str, Any]:
     """The state as ``oomrun status --json`` prints it."""
+    seen = shows_steps(state)
     return {
         "name": state.name,
         "run_id": state.run_id,
@@ -130,9 +140,9 @@ def status_json(state: JobState) -> dict[str, Any]:
         "restarts": {cause: state.restarts.get(cause, 0) for cause in RESTART_CAUSES},
         "oom_events": state.oom_events,
         "in_process_recoveries": state.in_process_recoveries,
-        "step": state.step,
-        "samples": state.samples,
-        "epoch": state.epoch,
+        "step": state.step if seen else None,
+        "samples": state.samples if seen else None,
+        "epoch": state.epoch if seen else None,
         "epochs": state.epochs,
         "steps_per_epoch": state.steps_per_epoch,
         "loss": state.loss,

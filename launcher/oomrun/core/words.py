@@ -48,6 +48,8 @@ def _describe(event: ev.Event, state: JobState) -> str | None:
             return f"run {state.name} goes on: {event.reason}"
         case ev.AttemptStarted():
             return f"attempt {event.attempt}: {_plan(event.plan)}"
+        case ev.WorkerReady() if not event.tensorflow:
+            return f"the program runs (pid {event.pid})"
         case ev.WorkerReady():
             return (
                 f"worker {event.rank} is ready after "
@@ -191,9 +193,10 @@ def _oom(event: ev.OomOccurred) -> str:
     where = "host memory" if event.kind == "host" else event.device or "a device"
     size = f" at micro-batch {event.micro_batch_size}" if event.micro_batch_size else ""
     follows = _RECOVERY.get(event.recovery, event.recovery)
-    return (
-        f"out of memory: {where} in {event.phase}{size}, step {event.step}; {follows}"
-    )
+    phase = f" in {event.phase}" if event.phase != "unknown" else ""
+    # Where the phase is unknown, so is the step, unless one was reported before.
+    step = f", step {event.step}" if phase or event.step else ""
+    return f"out of memory: {where}{phase}{size}{step}; {follows}"
 
 
 def _restored(event: ev.Restored) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from oomrun.core.state import RESTART_CAUSES, JobState
-from oomrun.core.status import devices
+from oomrun.core.status import devices, shows_steps
 from oomrun.metrics.family import Family, Sample, Value
 
 __all__ = ["RUN_FAMILIES", "RUN_STATES"]
@@ -25,6 +25,13 @@ def _one(
 ) -> Callable[[JobState], Iterable[Sample]]:
     """A reader for a metric with one sample a run."""
     return lambda state: [((), read(state))]
+
+
+def _of_steps(
+    read: Callable[[JobState], Value | None],
+) -> Callable[[JobState], Iterable[Sample]]:
+    """The same for what a run of a command never tells: no sample, instead of 0."""
+    return lambda state: [((), read(state) if shows_steps(state) else None)]
 
 
 def _run_info(state: JobState) -> Iterable[Sample]:
@@ -49,6 +56,18 @@ def _run_end(state: JobState) -> Iterable[Sample]:
 def _accumulation_steps(state: JobState) -> float | None:
     steps = [d.accumulation_steps for d in devices(state) if d.accumulation_steps]
     return max(steps, default=None)
+
+
+def _micro_batch_size(state: JobState) -> float | None:
+    if shows_steps(state):
+        return state.micro_batch_size
+    # Nobody reports a command's: it is what the command was told.
+    return next((device.micro_batch_size for device in devices(state)), None)
+
+
+def _lost_steps(state: JobState) -> Iterable[Sample]:
+    if shows_steps(state):
+        yield from (((why,), n) for why, n in state.tally.lost_steps.items())
 
 
 def _replicas(state: JobState) -> float | None:
@@ -101,7 +120,7 @@ RUN_FAMILIES = (
     Family(
         "oomrun_lost_steps_total", "counter",
         "Steps that had to be trained again, by what made the restart necessary.",
-        lambda s: [((why,), n) for why, n in s.tally.lost_steps.items()], ("reason",),
+        _lost_steps, ("reason",),
     ),
     Family(
         "oomrun_recovery_duration_seconds", "histogram",
@@ -112,25 +131,26 @@ RUN_FAMILIES = (
     Family(
         "oomrun_steps_total", "counter",
         "Optimizer steps trained, those trained again after a restart included.",
-        _one(lambda s: s.tally.steps),
+        _of_steps(lambda s: s.tally.steps),
     ),
     Family(
         "oomrun_samples_total", "counter",
         "Samples trained on, those trained on again after a restart included.",
-        _one(lambda s: s.tally.samples),
+        _of_steps(lambda s: s.tally.samples),
     ),
     Family(
         "oomrun_step_duration_seconds", "histogram",
         "Duration of optimizer steps; each counts with its report's mean.",
-        _one(lambda s: s.tally.step_times),
+        _of_steps(lambda s: s.tally.step_times),
     ),
     Family(
         "oomrun_step", "gauge",
         "Optimizer steps that the run has behind it; falls when steps are lost.",
-        _one(lambda s: s.step),
+        _of_steps(lambda s: s.step),
     ),
     Family(
-        "oomrun_epoch", "gauge", "The current epoch, from 1.", _one(lambda s: s.epoch)
+        "oomrun_epoch", "gauge", "The current epoch, from 1.",
+        _of_steps(lambda s: s.epoch),
     ),
     Family(
         "oomrun_epochs", "gauge", "Epochs that the current fit was asked for.",
@@ -145,7 +165,7 @@ RUN_FAMILIES = (
     Family(
         "oomrun_micro_batch_size", "gauge",
         "Samples in one forward and backward pass on one replica.",
-        _one(lambda s: s.micro_batch_size),
+        _one(_micro_batch_size),
     ),
     Family(
         "oomrun_gradient_accumulation_steps", "gauge",

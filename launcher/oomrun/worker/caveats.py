@@ -9,10 +9,16 @@ import keras
 
 from oomrun.worker.engine.step import Cut
 
-__all__ = ["of_a_cut", "of_metrics"]
+__all__ = ["has_batch_norm", "of_a_cut", "of_metrics"]
 
 
-def of_a_cut(model: Any, found: Cut) -> Iterator[tuple[str, str]]:
+def has_batch_norm(model: Any) -> bool:
+    """Whether statistics of the batch enter the model's step."""
+    layers = model._flatten_layers()
+    return any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers)
+
+
+def of_a_cut(model: Any, found: Cut, batch_norm: str) -> Iterator[tuple[str, str]]:
     """Notes, each with a code, on what micro-batches mean for ``model``."""
     name = model.name
     if not found.possible:
@@ -29,13 +35,13 @@ def of_a_cut(model: Any, found: Cut) -> Iterator[tuple[str, str]]:
             f"{name} keeps {', '.join(found.state)}, which a layer writes in each "
             "pass: a step in micro-batches has more passes, and leaves other values",
         )
-    layers = model._flatten_layers()
-    if any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers):
+    if batch_norm != "freeze" and has_batch_norm(model):
         yield (
             "batch-norm",
             f"{name} has BatchNormalization: its statistics are those of each "
             "micro-batch, so a step in micro-batches is not exactly that of the whole "
-            "batch. LayerNormalization or GroupNormalization would not depend on it",
+            "batch. LayerNormalization or GroupNormalization would not depend on it; "
+            "`batch: {batch_norm: freeze}` or `refuse` in the job file is exact",
         )
     if any(v.name == "seed_generator_state" for v in model.non_trainable_variables):
         yield (

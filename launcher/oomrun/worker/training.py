@@ -7,23 +7,42 @@ is tried next (``recovery.py``).
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from oomrun.worker import building, caveats, checkpointing
 from oomrun.worker.engine import slicing, step
+from oomrun.worker.engine.separability import Separability
 from oomrun.worker.session import Session
 
 __all__ = ["TrainFunction"]
 
 
-class TrainFunction:
-    """Takes Keras's place in pulling batches and training on them."""
+_BATCH_NORM_REFUSED = step.Cut(
+    Separability.NONE,
+    "it has BatchNormalization, and the job file says `batch_norm: refuse`",
+)
 
-    def __init__(self, session: Session, model: Any) -> None:
+
+class TrainFunction:
+    """Takes Keras's place in pulling batches and training on them.
+
+    Args:
+        session: the training it is part of.
+        model: compiled.
+        make_original: makes Keras's own train function for the model.
+    """
+
+    def __init__(
+        self, session: Session, model: Any, make_original: Callable[[], Any]
+    ) -> None:
         self._session, self._model = session, model
+        self._make_original = make_original
+        self._original: Any = None
         self._function: step.StepFunction | None = None
         self._said = False
 
@@ -38,10 +57,25 @@ class TrainFunction:
                 data = next(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
                 if logs is None:
+                    self._end_of_data(iterator)
                     raise StopIteration from None
                 break
             logs = self._step(slicing.as_tensors(data))
         return logs
+
+    def _end_of_data(self, iterator: Any) -> None:
+        """What Keras does where it finds out that the data has ended.
+
+        It pulls the batch inside the graph of the step. Whatever of a step needs no
+        data is done before that fails: one more count of the optimizer, a seed drawn.
+        So each epoch of unknown length has such a step more, in plain Keras and here.
+        """
+        if self._model.run_eagerly or not isinstance(iterator, tf.data.Iterator):
+            return
+        if self._original is None:
+            self._original = self._make_original()
+        with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
+            self._original(iterator)
 
     def _step(self, data: Any) -> Any:
         session = self._session
@@ -82,10 +116,14 @@ class TrainFunction:
     def _may_cut(self, data: Any) -> bool:
         """Whether batches can be cut exactly; says once what a person should know."""
         assert self._function is not None
-        found = self._function.cut(data)
+        batch_norm = self._session.launch.batch_norm
+        if batch_norm == "refuse" and caveats.has_batch_norm(self._model):
+            found = _BATCH_NORM_REFUSED
+        else:
+            found = self._function.cut(data)
         if not self._said:
             self._said = True
-            for code, text in caveats.of_a_cut(self._model, found):
+            for code, text in caveats.of_a_cut(self._model, found, batch_norm):
                 self._session.note(code, text)
         return found.possible
 

@@ -128,14 +128,15 @@ def _spec(found: Reading) -> JobSpec:
     name = str(given["name"])
     return JobSpec(
         name=name,
-        program=_program(given),
+        program=_program(found),
+        env=_env(found),
         devices=_devices(given),
         batch=_batch(given),
         memory=_memory(found),
         recovery=_recovery(given),
         checkpoint=_checkpoint(given, name),
         metrics=MetricsSpec(**_some(given, "metrics", listen="listen")),
-        **_some(given, "", env="env", strategy="strategy"),
+        **_some(given, "", strategy="strategy"),
     )
 
 
@@ -145,13 +146,23 @@ def _some(given: Mapping[str, object], section: str, **keys: str) -> dict[str, A
     return {field: given[path] for field, path in paths.items() if path in given}
 
 
-def _program(given: Mapping[str, object]) -> Program:
+def _program(found: Reading) -> Program:
+    given = found.values
     if "command" in given:
-        return Command(argv=_words(given["command"]))
+        words = range(len(_words(given["command"])))
+        return Command(argv=tuple(found.templates[f"command[{n}]"] for n in words))
     args = _words(given.get("args", ()))
     if "module" in given:
         return Module(name=str(given["module"]), args=args)
     return Script(path=str(given["script"]), args=args)
+
+
+def _env(found: Reading) -> tuple[tuple[str, str], ...]:
+    given = found.values.get("env")
+    pairs = given if isinstance(given, tuple) else ()
+    if "command" in found.values:
+        return tuple((key, found.templates[join("env", key)]) for key, _ in pairs)
+    return pairs
 
 
 def _words(value: object) -> tuple[str, ...]:
@@ -171,7 +182,7 @@ def _devices(given: Mapping[str, object]) -> Devices:
 
 def _batch(given: Mapping[str, object]) -> BatchSpec:
     values = _some(given, "batch", global_size="global", micro="micro")
-    values.update(_some(given, "batch", micro="micro.max"))
+    values.update(_some(given, "batch", micro="micro.max", batch_norm="batch_norm"))
     return BatchSpec(**values)
 
 

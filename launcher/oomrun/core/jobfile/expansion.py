@@ -4,10 +4,11 @@ The environment comes in as a mapping: the core reads none.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 _variable = re.compile(
-    r"\$\$\{|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}|([^{}]*)\}?)", re.ASCII
+    r"\$\$\{[^{}$]*\}?|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}|([^{}]*)\}?)",
+    re.ASCII,
 )
 
 
@@ -19,10 +20,14 @@ class ExpansionError(ValueError):
         super().__init__(message)
 
 
-def expand(text: str, environment: Mapping[str, str]) -> str:
+def expand(
+    text: str, environment: Mapping[str, str], quote: Callable[[str], str] = str
+) -> str:
     """The text with its variables filled in; ``$${`` stands for ``${``.
 
     As in a shell, the default is taken when the variable is not set or empty.
+    ``quote`` is applied to all that is filled in, where the rest has a meaning that
+    what comes from outside must not have.
 
     Raises:
         ExpansionError: A variable is not set and has no default, or is misspelt.
@@ -30,8 +35,8 @@ def expand(text: str, environment: Mapping[str, str]) -> str:
 
     def value_of(match: re.Match[str]) -> str:
         name, default = match.group(1), match.group(2)
-        if match.group(0) == "$${":
-            return "${"
+        if match.group(0).startswith("$${"):
+            return quote(match.group(0)[1:])
         if name is None:
             raise ExpansionError(
                 f"expected ${{NAME}} or ${{NAME:-default}}, got {match.group(0)}",
@@ -39,12 +44,12 @@ def expand(text: str, environment: Mapping[str, str]) -> str:
             )
         value = environment.get(name, "")
         if default is not None:
-            return value or default
+            return quote(value or default)
         if name not in environment:
             raise ExpansionError(
                 f"the environment variable {name} is not set",
                 f"set it, or give a default: ${{{name}:-…}}",
             )
-        return value
+        return quote(value)
 
     return _variable.sub(value_of, text)

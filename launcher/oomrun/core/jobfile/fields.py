@@ -35,10 +35,21 @@ _PROGRAM = (
             shortest=1,
         ),
         about=(
-            "Any other program, as its words. `{micro_batch}` in them becomes the "
-            "micro-batch size."
+            "Any other program, as its words; no shell reads them. The first is looked "
+            "up in `PATH` or, with a slash in it, from the folder of the job file. "
+            "The program runs in the folder where oomrun was called. `{micro_batch}`, "
+            "`{global_batch}` and `{accumulation_steps}` become numbers, here and in "
+            "`env`; `{{` and `}}` stand for braces. The program finds the same numbers "
+            "in `OOMRUN_MICRO_BATCH`, `OOMRUN_GLOBAL_BATCH` and "
+            "`OOMRUN_ACCUMULATION_STEPS`, and where to keep its checkpoints in "
+            "`OOMRUN_CHECKPOINT_DIR`. It accumulates that many micro-batches into one "
+            "optimizer step by itself, and needs `batch.global`. See "
+            "[recipes](recipes.md#any-other-program)."
         ),
-        examples=(["python", "x.py", "--batch", "{micro_batch}"],),
+        examples=(
+            ["python", "x.py", "--batch", "{micro_batch}"],
+            ["./train.sh", "--epochs", 5],
+        ),
     ),
     Field(
         key="args",
@@ -60,7 +71,7 @@ _PROGRAM = (
         about=(
             "Environment variables to add to the script's own, each passed on as it "
             "is written. Variables are expanded, from the environment that oomrun "
-            "was called in."
+            "was called in. In a job with a `command`, numbers in braces are filled in."
         ),
         default={},
         examples=({"DATA_DIR": "/data/digits"},),

@@ -111,6 +111,19 @@ BATCH = Section(
             default="auto",
             examples=(32, {"max": 64}),
         ),
+        Field(
+            key="batch_norm",
+            kind=choice("micro_batch", "freeze", "refuse"),
+            about=(
+                "What BatchNormalization does in a step that is cut, where the "
+                "statistics of the whole batch cannot be had. `micro_batch`: each "
+                "micro-batch uses its own, and a note says so; `freeze`: it uses its "
+                "moving averages and does not change them, in every step, cut or not; "
+                "`refuse`: models that have it are not cut."
+            ),
+            default="micro_batch",
+            examples=("refuse",),
+        ),
     ),
 )
 

@@ -27,8 +27,8 @@ def schema() -> dict[str, Json]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"oomrun {VERSION} job file",
         **_kind(JOB, ""),
-        # Which of the two is a choice between keys, so no single key can say it.
-        "oneOf": [{"required": ["script"]}, {"required": ["module"]}],
+        # Which of them is a choice between keys, so no single key can say it.
+        "oneOf": [{"required": [key]} for key in ("script", "module", "command")],
     }
 
 

@@ -61,12 +61,6 @@ def _remote(value: object) -> Iterator[tuple[str, str]]:
 
 LATER = (
     Later(
-        path="command",
-        about="The whole key.",
-        instead="use script or module for a Python program",
-        refused={},
-    ),
-    Later(
         path="strategy",
         about="`mirrored`, `horovod` and `multi_worker_mirrored`.",
         instead="use single, or auto",

@@ -37,6 +37,8 @@ class Reading:
 
     A path is in ``values`` only if its value is good. ``places`` has every value that
     is in the document, good or not; ``keys`` has the places of the keys.
+    ``templates`` has the texts as templates of a command: with the braces doubled of
+    what variables were expanded to.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -44,6 +46,7 @@ class Reading:
         self.values: dict[str, object] = {}
         self.places: dict[str, Place] = {}
         self.keys: dict[str, Place] = {}
+        self.templates: dict[str, str] = {}
         self.problems: list[Problem] = []
 
     def report(self, path: str, message: str, hint: str = "") -> None:
@@ -185,6 +188,8 @@ def _read_scalar(
         try:
             expanded = _expanded(node, kind, reading.environment)
             reading.values[path] = kind.take(expanded)
+            if isinstance(kind, Text) and kind.expands:
+                reading.templates[path] = _as_template(node, reading.environment)
             return True
         except ExpansionError as error:
             reading.report(path, str(error), error.hint)
@@ -223,6 +228,13 @@ def _expanded(node: Scalar, kind: ScalarType, env: Mapping[str, str]) -> Scalar:
         text = expand(node.text, env)
         return Scalar(node.place, text, "text", text)
     return node
+
+
+def _as_template(node: Scalar, env: Mapping[str, str]) -> str:
+    def doubled(text: str) -> str:
+        return text.replace("{", "{{").replace("}", "}}")
+
+    return expand(node.text, env, doubled)
 
 
 def _mismatch(

@@ -26,12 +26,14 @@ class Apply:
 
     Attributes:
         index: which of the step's calls it is, from 0.
+        optimizer: the one that is called.
         gradients: per variable a tensor, IndexedSlices or None.
         variables: the weights that it is to change.
         really: calls the optimizer with gradients for the variables.
     """
 
     index: int
+    optimizer: Any
     gradients: list[Any]
     variables: list[Any]
     really: Callable[[Sequence[Any]], Any]
@@ -90,7 +92,7 @@ def intercepting(
                 finally:
                     within = False
 
-            call = Apply(calls, gradients, variables, really)
+            call = Apply(calls, optimizer, gradients, variables, really)
             calls += 1
             on_apply(call)
             return None

@@ -14,7 +14,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-__all__ = ["drawing_by_row", "without_batch_statistics"]
+__all__ = [
+    "drawing_by_row",
+    "freeze_batch_statistics",
+    "without_batch_statistics",
+]
 
 _ROWS = 8  # a trial has fewer; draws of another length wrap around
 
@@ -106,15 +110,20 @@ def drawing_by_row(start: Any, rows: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def without_batch_statistics() -> Iterator[None]:
     """Has BatchNormalization use its moving statistics while the block traces."""
-    cls = keras.layers.BatchNormalization
-    original = cls.call
+    original = keras.layers.BatchNormalization.call
+    freeze_batch_statistics()
+    try:
+        yield
+    finally:
+        keras.layers.BatchNormalization.call = original
+
+
+def freeze_batch_statistics() -> None:
+    """Has BatchNormalization use its moving statistics from now on."""
+    original = keras.layers.BatchNormalization.call
 
     def call(layer: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         del training
         return original(layer, inputs, training=False, mask=mask)
 
-    cls.call = call
-    try:
-        yield
-    finally:
-        cls.call = original
+    keras.layers.BatchNormalization.call = call

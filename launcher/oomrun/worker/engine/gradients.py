@@ -2,7 +2,9 @@
 
 A dense gradient is added up in place. A sparse one (of an embedding) is kept as the
 rows it consists of and joined at the end, as it would be for the whole batch: adding
-it up dense would cost a tensor of the vocabulary's size.
+it up dense would cost a tensor of the vocabulary's size. Where each part has the very
+same rows (an embedding of positions) they are added up: the whole batch has each once,
+and Keras's optimizers square row by row.
 """
 
 from __future__ import annotations
@@ -76,9 +78,26 @@ class GradientSum:
             if gradient is None:
                 gradients.append(None)
             elif isinstance(gradient, tf.IndexedSlices):
-                values, indices = next(final).concat(), next(final).concat()
+                values, indices = _joined(gradient, next(final), next(final))
                 shape = tf.constant(list(weight.shape), indices.dtype)
                 gradients.append(tf.IndexedSlices(values, indices, shape))
             else:
                 gradients.append(next(final))
         return gradients
+
+
+def _joined(
+    example: tf.IndexedSlices, values: tf.TensorArray, indices: tf.TensorArray
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The rows of all parts, and the places in the table that they are for."""
+    if example.indices.shape.num_elements() is None:
+        return values.concat(), indices.concat()  # as many as the part has samples
+    # As many in each part. Chance may have drawn them (negatives): then they differ.
+    places = indices.stack()
+    same = tf.reduce_all(tf.equal(places, places[:1]))
+    return (
+        tf.cond(
+            same, lambda: tf.reduce_sum(values.stack(), 0), lambda: values.concat()
+        ),
+        tf.cond(same, lambda: places[0], lambda: tf.reshape(places, [-1])),
+    )

@@ -195,6 +195,7 @@ class _Descent:
             for gradient, variable in zip(given, call.variables, strict=True)
             if gradient is not None
         ]
+        call.optimizer.iterations.assign_add(1)
         if not pairs:
             return
         self.gradients += [gradient for gradient, _ in pairs]
