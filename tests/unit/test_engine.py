@@ -18,6 +18,7 @@ from keras import layers
 
 from oomrun.worker import checkpointing
 from oomrun.worker.engine import models, slicing, snapshot, step
+from oomrun.worker.engine.gradients import GradientSum
 
 BATCH = 6
 
@@ -147,6 +148,27 @@ def tokens(kind: Any, reduction: str = "sum_over_batch_size", **given: Any) -> A
         from_logits=True, reduction=reduction
     )
     model.compile("adam", loss, weighted_metrics=["accuracy"], **given)
+    return model
+
+
+class Positions(layers.Layer):  # type: ignore[misc]
+    """Adds a row of a table for each position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = layers.Embedding(7, 4)
+
+    def call(self, x: Any) -> Any:
+        return x + self.table(tf.range(5))
+
+
+def positions() -> Any:
+    """Tokens and positions, as in a transformer; Adam squares row by row."""
+    x = keras.Input((5,), dtype="int32")
+    h = Positions()(layers.Embedding(7, 4)(x))
+    model = keras.Model(x, layers.Dense(4)(layers.Dense(3, "tanh")(h)))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss)
     return model
 
 
@@ -306,6 +328,10 @@ CASES = {
         lambda: tokens(layers.SimpleRNN, "mean", run_eagerly=True), token_data(BATCH)
     ),
     "xla": Case(lambda: dense("adam", jit_compile=True, metrics=["mae"])),
+    "xla, masked": Case(
+        lambda: tokens(layers.SimpleRNN, jit_compile=True), token_data(BATCH)
+    ),
+    "positions": Case(positions, token_data(BATCH, 4)),
     "no y": Case(
         lambda: dense(loss=None, model=keras.Sequential([layers.Dense(2), Inner()])),
         [(x,) for x, _ in FLAT],
@@ -561,6 +587,29 @@ def test_what_a_pass_may_change_is_all_that_is_copied() -> None:
     assert {"moving_mean", "moving_variance", "seed_generator_state"} <= names
     assert {"total", "count"} <= names
     assert not {"kernel", "bias", "gamma"} & names
+
+
+@pytest.mark.parametrize("places", [[[0, 2], [2, 1]], [[0, 2], [0, 2]]])
+def test_rows_of_a_table_are_added_up_where_all_parts_have_the_same(
+    places: list[list[int]],
+) -> None:
+    parts = [
+        tf.IndexedSlices(tf.constant([[1.0], [2.0]]) * scale, tf.constant(indices))
+        for scale, indices in zip((1.0, 10.0), places, strict=True)
+    ]
+    table = tf.Variable(tf.zeros((3, 1)))
+    total = GradientSum(parts[:1], [table], tf.constant(2))
+    state = total.zeros()
+    for index, part in enumerate(parts):
+        state = total.add(state, tf.constant(index), [part])
+    (found,) = total.result(state)
+    wanted = tf.add_n([tf.convert_to_tensor(_dense(part)) for part in parts])
+    np.testing.assert_array_equal(_dense(found), wanted)
+    assert len(found.indices) == (2 if places[0] == places[1] else 4)
+
+
+def _dense(slices: tf.IndexedSlices) -> tf.Tensor:
+    return tf.scatter_nd(slices.indices[:, None], slices.values, (3, 1))
 
 
 class OwnStep(keras.Model):  # type: ignore[misc]

@@ -147,11 +147,17 @@ def test_notes_say_what_a_cut_changes() -> None:
     codes = [
         code
         for code, _ in caveats.of_a_cut(
-            model("mse", keras.layers.BatchNormalization()), Cut(Separability.MEAN)
+            model("mse", keras.layers.BatchNormalization()),
+            Cut(Separability.MEAN),
+            "micro_batch",
         )
     ]
     assert codes == ["batch-norm"]
-    assert [c for c, _ in caveats.of_a_cut(model("mse"), Cut(Separability.MEAN))] == []
-    ((code, text),) = caveats.of_a_cut(model("mse"), Cut(Separability.NONE, "why"))
+    assert [
+        c for c, _ in caveats.of_a_cut(model("mse"), Cut(Separability.MEAN), "freeze")
+    ] == []
+    ((code, text),) = caveats.of_a_cut(
+        model("mse"), Cut(Separability.NONE, "why"), "refuse"
+    )
     assert code == "not-separable"
     assert "are not cut" in text

@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
 from oomrun.worker import building, callback_state, caveats, checkpointing, randomness
-from oomrun.worker.engine import models, slicing
+from oomrun.worker.engine import drawing, models, slicing
 from oomrun.worker.engine.evaluation import PredictFunction, TestFunction
 from oomrun.worker.engine.trial import Verdict
 from oomrun.worker.position import EpochIterator, Position
@@ -33,6 +33,8 @@ _Trainer = keras_trainer.TensorFlowTrainer
 
 def install(session: Session) -> None:
     """Hooks Keras for ``session``; to be called once, before the script runs."""
+    if session.launch.batch_norm == "freeze":
+        drawing.freeze_batch_statistics()
     _hook_epoch_iterator(session)
     _hook_train_function(session)
     _hook_test_functions(session)
@@ -55,7 +57,7 @@ def _fit(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
             model, _fingerprint(model, arguments), arguments["epochs"]
         )
         call.initial_epoch = arguments["initial_epoch"] or 0
-        reason = models.cannot_step(model)
+        reason = _unmanaged(model)
         call.managed = not reason
         if reason:
             session.note(
@@ -78,6 +80,22 @@ def _fit(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
             session.fit = None
 
     return fit
+
+
+def _unmanaged(model: Any) -> str:
+    """Why the engine does not take this model's steps; empty where it does."""
+    if _replicated(model):
+        strategy = type(model.distribute_strategy).__name__
+        return f"the script trains {type(model).__name__} in a {strategy} of its own"
+    return models.cannot_step(model)
+
+
+def _replicated(model: Any) -> bool:
+    """Whether the script itself spreads the model over devices.
+
+    Its batches are then no tensors, but one for each device.
+    """
+    return bool(model.distribute_strategy.num_replicas_in_sync > 1)
 
 
 def _override_batch_size(session: Session, arguments: dict[str, Any]) -> None:
@@ -314,12 +332,21 @@ def _check_batch_size(session: Session, found: int | None) -> None:
 def _hook_train_function(session: Session) -> None:
     original = _Trainer.make_train_function
 
+    def own(model: Any) -> Any:
+        """Keras's train function, made without putting it in our place."""
+        ours = model.train_function
+        try:
+            original(model, force=True)
+            return model.train_function
+        finally:
+            model.train_function = ours
+
     @functools.wraps(original)
     def make_train_function(model: Any, force: bool = False) -> Any:
-        if models.cannot_step(model):
+        if _unmanaged(model):
             return original(model, force=force)
         if model.train_function is None or force:
-            model.train_function = TrainFunction(session, model)
+            model.train_function = TrainFunction(session, model, lambda: own(model))
         return model.train_function
 
     _Trainer.make_train_function = make_train_function
@@ -337,8 +364,10 @@ def _hook_test_functions(session: Session) -> None:
 
     @functools.wraps(make_test)
     def make_test_function(model: Any, force: bool = False) -> Any:
-        if isinstance(model.test_step, tf.types.experimental.PolymorphicFunction):
-            return make_test(model, force=force)  # traced once for all
+        if _replicated(model) or isinstance(
+            model.test_step, tf.types.experimental.PolymorphicFunction
+        ):
+            return make_test(model, force=force)  # the latter: traced once for all
         if model.test_function is None or force:
             model.test_function = TestFunction(
                 model, session.micro_batches, functools.partial(_note_metrics, model)
@@ -347,6 +376,8 @@ def _hook_test_functions(session: Session) -> None:
 
     @functools.wraps(make_predict)
     def make_predict_function(model: Any, force: bool = False) -> Any:
+        if _replicated(model):
+            return make_predict(model, force=force)
         if model.predict_function is None or force:
             make_predict(model, force=True)
             model.predict_function = PredictFunction(

@@ -161,6 +161,7 @@ class Cutter:
         graph = tf.__internal__.FuncGraph("oomrun_scout")
         with graph.as_default():
             tapes = Tapes(self._model.trainable_weights, None)
+            data = slicing.of_any_length(data)
             logs = self._step(data, applies.append, tapes, 1.0, divisors)
             for call in applies:
                 if not tapes.returned(call.gradients):

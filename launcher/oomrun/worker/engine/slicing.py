@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-__all__ = ["as_tensors", "batch_size", "rows", "take"]
+__all__ = ["as_tensors", "batch_size", "known_rows", "of_any_length", "rows", "take"]
 
 
 def _is_batched(value: Any) -> bool:
@@ -47,6 +47,12 @@ def batch_size(data: Any) -> int:
     return int(rows(data))
 
 
+def known_rows(data: Any) -> int | None:
+    """Samples in a batch where its static shape tells them."""
+    shape = _first(data).shape
+    return None if shape.rank is None else shape[0]
+
+
 def rows(data: Any) -> tf.Tensor:
     """Samples in a batch as an int32 scalar, also inside a graph."""
     value = _first(data)
@@ -55,6 +61,18 @@ def rows(data: Any) -> tf.Tensor:
     if isinstance(value, tf.SparseTensor):
         return tf.cast(value.dense_shape[0], tf.int32)
     return tf.shape(value)[0]
+
+
+def of_any_length(data: Any) -> Any:
+    """Placeholders like ``data``, for a graph that is only traced: any rows will do."""
+
+    def placeholder(value: Any) -> Any:
+        if not isinstance(value, tf.Tensor) or not _is_batched(value):
+            return value
+        shape = value.shape if value.shape.rank is None else [None, *value.shape[1:]]
+        return tf.compat.v1.placeholder(value.dtype, shape)
+
+    return keras.tree.map_structure(placeholder, data)
 
 
 def take(data: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
