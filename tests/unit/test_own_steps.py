@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from oomrun.worker import building, checkpointing
+from oomrun.worker import building, caveats, checkpointing
 from oomrun.worker.engine import slicing
 from oomrun.worker.engine.applying import optimizers_of
 from oomrun.worker.engine.returning import flat
@@ -256,7 +256,7 @@ REFUSED = {
     "clips": (lambda: network(Clips), "changes gradients before"),
     "contrasts": (lambda: network(Contrasts), "compares samples of a batch"),
     "follows": (lambda: network(Follows), "slow in a way that depends on"),
-    "by hand": (lambda: network(ByHand), "without an optimizer"),
+    "by hand": (lambda: network(ByHand), "writes weights without an optimizer"),
 }
 
 
@@ -298,3 +298,83 @@ def test_the_optimizers_beside_the_compiled_one_are_kept_too() -> None:
     kept = {id(v) for v in checkpointing.training_variables(model)}
     for optimizer in (model.critic_optimizer, model.generator_optimizer):
         assert {id(v) for v in optimizer.variables} <= kept
+
+
+class Counts(layers.Layer):  # type: ignore[misc]
+    """Counts its passes, and computes with the count."""
+
+    def build(self, shape: Any) -> None:
+        self.passes = self.add_weight(shape=(), trainable=False, initializer="zeros")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.passes.assign_add(1.0)
+        return x * (1 + 0.01 * self.passes)
+
+
+class Remembers(Counts):
+    """Counts its passes, but computes nothing with it."""
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        super().call(x, training)
+        return x
+
+
+def sequence(*inner: Any, **given: Any) -> Any:
+    model = keras.Sequential([keras.Input((4,)), *inner, layers.Dense(2)])
+    model.compile("sgd", "mse", **given)
+    return model
+
+
+def stateful() -> Any:
+    model = keras.Sequential(
+        [
+            keras.Input(batch_shape=(BATCH, 4)),
+            layers.Reshape((4, 1)),
+            layers.SimpleRNN(3, stateful=True),
+            layers.Dense(2),
+        ]
+    )
+    model.compile("sgd", "mse")
+    return model
+
+
+STATES = {
+    "counts": (lambda: sequence(Counts()), "are not the mean"),
+    "spectral": (
+        lambda: sequence(layers.SpectralNormalization(layers.Dense(5))),
+        "writes weights without an optimizer",
+    ),
+    "stateful": (stateful, "stateful, the batch size"),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_layer_whose_state_enters_its_output_is_not_cut(name: str) -> None:
+    make, reason = STATES[name]
+    model = make()
+    data = slicing.as_tensors(batch())
+    building.from_batch(model, data)
+    found = StepFunction(model).cut(data)
+    assert not found.possible
+    assert reason in found.reason
+
+
+def root(y: Any, p: Any) -> Any:
+    return keras.ops.sqrt(keras.ops.mean((y - p) ** 2))
+
+
+def mean(y: Any, p: Any) -> Any:
+    return keras.ops.mean(keras.ops.abs(y - p))
+
+
+def test_what_is_not_a_mean_over_samples_is_named() -> None:
+    model = sequence(Remembers(), layers.Dropout(0.2), metrics=[root, mean])
+    data = slicing.as_tensors(batch())
+    building.from_batch(model, data)
+    found = StepFunction(model).cut(data)
+    assert found.possible
+    assert found.metrics == ("root",)
+    assert len(found.state) == 1
+    codes = [code for code, _ in caveats.of_a_cut(model, found, "micro_batch")]
+    assert codes == ["metrics-of-micro-batches", "layer-state", "random-layers"]

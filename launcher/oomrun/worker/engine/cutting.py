@@ -123,7 +123,7 @@ def whole_step(model: Any, data: Any, on_apply: Callable[[Apply], None]) -> Any:
     """The model's step over a whole batch, its optimizers' calls given to us."""
     with (
         intercepting(optimizers_of(model), on_apply),
-        losses.tracking_shares(model, tf.constant(1.0)),
+        losses.tracking_shares(model, 1.0),
     ):
         return model.train_step(data)
 
@@ -333,4 +333,4 @@ def _check_writes(graph: Any, model: Any) -> None:
     for operation in graph.get_operations():
         writes = operation.type.startswith(("Assign", "ResourceApply", "ResourceScatt"))
         if writes and id(operation.inputs[0]) in inside:
-            raise NotCuttableError("its train_step writes weights without an optimizer")
+            raise NotCuttableError("its step writes weights without an optimizer")

@@ -148,7 +148,7 @@ def tracking_nothing(model: Any) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def tracking_shares(model: Any, share: tf.Tensor) -> Iterator[None]:
+def tracking_shares(model: Any, share: float | tf.Tensor) -> Iterator[None]:
     """Has every mean over batches count a part for the share it is of its batch.
 
     Keras averages over batches what is one value a batch: the losses of each output, a
@@ -157,10 +157,11 @@ def tracking_shares(model: Any, share: tf.Tensor) -> Iterator[None]:
 
     Args:
         model: the compiled model.
-        share: the part's samples of the batch's, a scalar; 1 for the whole batch, of
-            which Keras would count the static size, where a step sees one, or 1.
+        share: the part's samples of the batch's, a float64 scalar; 1 for the whole
+            batch, of which Keras would count the static size, where it sees one, or 1.
     """
     original = keras.metrics.Mean.update_state
+    share = tf.convert_to_tensor(share, tf.float64)
 
     def update_state(metric: Any, values: Any, sample_weight: Any = None) -> Any:
         if sample_weight is None and tf.TensorShape(_shape(values)).rank == 0:

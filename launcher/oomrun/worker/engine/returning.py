@@ -54,9 +54,10 @@ def flat(logs: Any) -> Logs:
     return opened
 
 
-def joined(before: Returned | None, logs: Any, share: Any) -> Returned:
+def joined(before: Returned | None, logs: Any, share: float | tf.Tensor) -> Returned:
     """What the parts so far have returned, with one more, of ``share`` of the batch."""
     last = flat(logs)
+    share = tf.convert_to_tensor(share, tf.float64)
     mean = {
         name: value * tf.cast(share, value.dtype)
         for name, value in last.items()

@@ -79,7 +79,10 @@ class StepFunction:
     def _try(self, data: Any) -> Cut:
         model, found = self._model, Separability.UNKNOWN
         if not models.has_own_step(model):
-            found = self._try_loss(data)
+            try:
+                found = self._try_loss(data)
+            except trial.UNTRACEABLE as error:
+                return Cut(Separability.NONE, trial.cannot_trace(error))
             if found is Separability.NONE:
                 return Cut(found, _COMPARES)
             if found is not Separability.UNKNOWN and not models.needs_trial(model):

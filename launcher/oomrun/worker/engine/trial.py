@@ -14,6 +14,7 @@ tied to the rows while it is tried (``drawing.py``).
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,14 +33,21 @@ from oomrun.worker.engine import (
 from oomrun.worker.engine.applying import Apply, optimizers_of
 from oomrun.worker.engine.snapshot import Snapshot
 
-__all__ = ["ROWS", "Verdict", "try_evaluation", "try_step"]
+__all__ = [
+    "ROWS",
+    "UNTRACEABLE",
+    "Verdict",
+    "cannot_trace",
+    "try_evaluation",
+    "try_step",
+]
 
 #: Two unequal parts, of two rows and of one.
 ROWS = 3
 
 _RATE = 1e-2
-# What tracing a step raises that cannot be traced, or run, on a few rows.
-_UNTRACEABLE = (
+#: What tracing a step raises that cannot be traced, or run, on a few rows.
+UNTRACEABLE = (
     TypeError, ValueError, AttributeError, NotImplementedError,
     tf.errors.InvalidArgumentError,
 )  # fmt: skip
@@ -95,8 +103,8 @@ def try_step(
         )
     except returning.NotCuttableError as error:
         return Verdict(reason=str(error))
-    except _UNTRACEABLE as error:
-        return Verdict(reason=f"its step cannot be traced in parts: {_first(error)}")
+    except UNTRACEABLE as error:
+        return Verdict(reason=cannot_trace(error))
     return _judge(model, variables, whole, again, parts)
 
 
@@ -117,7 +125,7 @@ def try_evaluation(model: Any, data: Any) -> Verdict:
     try:
         (one,) = _runs(model, whole, few, variables, 1)
         (other,) = _runs(model, parts, few, variables, 1)
-    except _UNTRACEABLE as error:
+    except UNTRACEABLE as error:
         return Verdict(metrics=(f"test_step ({_first(error)})",))
     tolerance = _tolerance(model)
     differing = _differing(model, variables, one, other, tolerance)
@@ -152,8 +160,16 @@ def _evaluated_in_parts(model: Any, data: Any, rows: int) -> returning.Returned:
     return returned
 
 
+def cannot_trace(error: Exception) -> str:
+    """Why a step that raised ``error`` is not cut."""
+    return f"its step cannot be taken on a few rows: {_first(error)}"
+
+
 def _first(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n")[0][:200]
+    # Keras names the layer first, then says what is wrong, in bold.
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    return " ".join(lines[:2])[:300] or type(error).__name__
 
 
 def _variables(model: Any) -> list[Any]:
@@ -311,7 +327,8 @@ def _differing(
 def _named(model: Any, variables: Sequence[Any], logs: set[str]) -> tuple[str, ...]:
     """Metrics by name: those that own one of ``variables``, and returned values."""
     owners: dict[int, str] = {}
-    for metric in model.metrics:
+    compiled = getattr(model._compile_metrics, "metrics", ())
+    for metric in (*model.metrics, *compiled):
         owners |= {id(variable): str(metric.name) for variable in metric.variables}
     names = [owners.get(id(v), str(v.path)) for v in variables]
     return tuple(dict.fromkeys([*sorted(logs), *names]))

@@ -1,0 +1,167 @@
+"""Evaluation and prediction in parts give what they give in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from oomrun.worker.engine import trial
+from oomrun.worker.engine.evaluation import PredictFunction, TestFunction
+
+ROWS = 7
+
+
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    keras.backend.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.backend.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+    keras.backend.clear_session()
+
+
+class Sizes:
+    """At most ``most`` samples a pass; halves what did not fit."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.failed: list[int] = []
+
+    def size(self, samples: int, phase: str = "evaluate") -> int:
+        return min(samples, self.most)
+
+    def ran(self, size: int, phase: str = "evaluate") -> None:
+        assert size <= self.most
+
+    def shrink(
+        self, size: int, samples: int, phase: str, message: str, *, safe: bool
+    ) -> bool:
+        self.failed.append(size)
+        self.most = size // 2
+        return self.most > 0
+
+
+def masked(reduction: str, **given: Any) -> Any:
+    x = keras.Input((5,), dtype="int32")
+    h = layers.Embedding(7, 4, mask_zero=True)(x)
+    h = layers.SimpleRNN(3, return_sequences=True)(h)
+    outputs = [
+        layers.Dense(2, name="p", kernel_regularizer="l2")(h),
+        layers.Dense(1, name="q")(h),
+    ]
+    model = keras.Model(x, outputs)
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
+    model.compile("sgd", [loss, "mae"], metrics=[["mae"], ["mse"]], **given)
+    return model
+
+
+class Own(keras.Model):  # type: ignore[misc]
+    """A ``test_step`` with nothing of Keras's, and a value of the batch."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tracker = keras.metrics.Mean(name="loss")
+
+    def test_step(self, data: Any) -> Any:
+        x, y, _ = data
+        loss = tf.reduce_mean(tf.square(self(x, training=False)[0] - y[0]))
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result(), "raw": loss}
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+
+def own() -> Any:
+    x = keras.Input((5,), dtype="int32")
+    h = layers.Dense(3)(layers.Embedding(7, 4)(x))
+    model = Own(x, [layers.Dense(2)(h), layers.Dense(1)(h)])
+    model.compile("sgd")
+    return model
+
+
+def data() -> Any:
+    rng = np.random.default_rng(0)
+    x = rng.integers(1, 7, size=(ROWS, 5))
+    x[np.arange(5) >= rng.integers(1, 6, size=(ROWS, 1))] = 0
+    y = (rng.normal(size=(ROWS, 5, 2)), rng.normal(size=(ROWS, 5, 1)))
+    weight = rng.uniform(size=(ROWS, 5))
+    return tf.data.Dataset.from_tensor_slices((x, y, (weight, weight))).batch(ROWS)
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    name: (lambda name=name: masked(name))  # type: ignore[misc]
+    for name in ("sum", "sum_over_batch_size", "mean", "mean_with_sample_weight")
+}
+MODELS |= {
+    "xla": lambda: masked("mean", jit_compile=True),
+    "eager": lambda: masked("mean_with_sample_weight", run_eagerly=True),
+    "own": own,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_evaluation_in_parts_is_that_of_the_whole_batch(name: str) -> None:
+    keras.utils.set_random_seed(1)
+    model = MODELS[name]()
+    model.make_test_function()
+    wanted = model.test_function(iter(data()))
+    wanted = {key: float(value) for key, value in wanted.items()}
+    for most in (ROWS, 3, 1):
+        model.reset_metrics()
+        verdicts: list[trial.Verdict] = []
+        function = TestFunction(model, Sizes(most), verdicts.append)
+        logs = function(iter(data()))
+        found = {key: float(value) for key, value in logs.items()}
+        assert found == pytest.approx(wanted, rel=1e-10)
+        assert all(not verdict.metrics for verdict in verdicts)
+        assert len(verdicts) == (most < ROWS)
+
+
+class Large(layers.Layer):  # type: ignore[misc]
+    """Runs out of memory above two rows."""
+
+    def call(self, x: Any) -> Any:
+        def allocate(value: Any) -> Any:
+            if len(value) > 2:
+                raise MemoryError("OOM when allocating tensor")
+            return value
+
+        return tf.ensure_shape(tf.numpy_function(allocate, [x], x.dtype), x.shape)
+
+
+def large() -> Any:
+    x = keras.Input((3,))
+    model = keras.Model(x, layers.Dense(1)(Large()(x)))
+    model.compile("sgd", "mse", metrics=["mae"])
+    return model
+
+
+def test_what_did_not_fit_is_taken_again_in_smaller_parts() -> None:
+    keras.utils.set_random_seed(1)
+    model = large()
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(ROWS, 3)), rng.normal(size=(ROWS, 1))
+    sizes = Sizes(ROWS)
+    function = TestFunction(model, sizes, lambda verdict: None)
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(ROWS)
+    logs = function(iter(batches))
+    dense = model.layers[-1]
+    apart = x @ dense.kernel.numpy() + dense.bias.numpy() - y
+    assert float(logs["loss"]) == pytest.approx(np.mean(apart**2), rel=1e-12)
+    assert float(logs["mae"]) == pytest.approx(np.mean(np.abs(apart)), rel=1e-12)
+    assert sizes.failed == [7, 3]
+    model.make_predict_function()
+    sizes = Sizes(ROWS)
+    predict = PredictFunction(model.predict_function, sizes)
+    found = predict([(tf.constant(x),)])
+    np.testing.assert_allclose(found, apart + y, rtol=1e-12)
+    assert sizes.failed == [7, 3]
