@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -15,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from oomrun import checkpoints
+from oomrun.worker import checkpointing
 from oomrun.worker.encoding import Arrays, Unencodable, decode, encode
 
 
@@ -132,3 +135,17 @@ def test_anything_else_is_left_out(value: Any) -> None:
 def test_what_was_not_encoded_is_refused(value: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         decode(value, {})
+
+
+def test_the_fit_of_a_checkpoint_is_told_without_reading_all_of_it(
+    tmp_path: Path,
+) -> None:
+    array = np.zeros(3)
+    files = checkpointing._pack({"before": [array], "fit": 3, "after": array}, {})
+    checkpoints.write(tmp_path, "step-1-0001", files)
+    assert checkpointing.claimed_fit(tmp_path / "step-1-0001") == 3
+    (tmp_path / "step-1-0001" / "arrays.bin").unlink()
+    assert checkpointing.claimed_fit(tmp_path / "step-1-0001") == 3
+    (tmp_path / "step-1-0001" / "state.json").write_text("[")
+    assert checkpointing.claimed_fit(tmp_path / "step-1-0001") is None
+    assert checkpointing.claimed_fit(tmp_path / "missing") is None

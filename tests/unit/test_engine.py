@@ -331,6 +331,14 @@ CASES = {
     "xla, masked": Case(
         lambda: tokens(layers.SimpleRNN, jit_compile=True), token_data(BATCH)
     ),
+    "dense over images": Case(
+        lambda: dense(
+            model=keras.Sequential(
+                [layers.Dense(3), layers.GlobalAveragePooling2D(), layers.Dense(2)]
+            )
+        ),
+        [(x, y[:, :2]) for x, y in IMAGES],
+    ),
     "positions": Case(positions, token_data(BATCH, 4)),
     "no y": Case(
         lambda: dense(loss=None, model=keras.Sequential([layers.Dense(2), Inner()])),

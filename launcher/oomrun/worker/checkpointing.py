@@ -22,9 +22,11 @@ from oomrun.core import retention
 from oomrun.core.errors import CheckpointError
 from oomrun.worker.encoding import Arrays, decode, encode
 from oomrun.worker.engine.applying import optimizers_of
+from oomrun.worker.engine.objects import Objects
 
 __all__ = [
     "Writer",
+    "claimed_fit",
     "load",
     "restore_variables",
     "saved_variables",
@@ -37,6 +39,8 @@ _ARRAYS, _STATE = "arrays.bin", "state.json"
 
 def training_variables(model: Any) -> list[Any]:
     """All variables that a training step may change, in a fixed order, each once."""
+    if isinstance(model, Objects):
+        return list(model.variables)
     found: list[Any] = []
     seen: set[int] = set()
     for variable in [
@@ -101,6 +105,15 @@ def _pack(state: Mapping[str, Any], variables: Arrays) -> dict[str, list[bytes]]
         offset += len(content)
     header = {"arrays": index, "state": encoded}
     return {_ARRAYS: chunks, _STATE: [json.dumps(header).encode()]}
+
+
+def claimed_fit(path: Path) -> int | None:
+    """The fit that a checkpoint says it is of, unverified; None if it does not say."""
+    try:
+        header = json.loads((path / _STATE).read_bytes())
+        return int(dict(header["state"]["pairs"])["fit"])
+    except (OSError, KeyError, TypeError, ValueError):
+        return None
 
 
 def load(path: Path) -> tuple[dict[str, Any], Arrays]:

@@ -60,14 +60,15 @@ class GradientSum:
         """The loop variables after part ``index``, whose gradients are given."""
         old = iter(state)
         new: list[Any] = []
-        for gradient in gradients:
+        for gradient, weight in zip(gradients, self._weights, strict=True):
             if gradient is None:
                 continue
             if isinstance(gradient, tf.IndexedSlices):
                 new.append(next(old).write(index, gradient.values))
                 new.append(next(old).write(index, gradient.indices))
             else:
-                new.append(next(old) + gradient)
+                # A reshape in the gradient's computation may have lost its shape.
+                new.append(next(old) + tf.ensure_shape(gradient, weight.shape))
         return new
 
     def result(self, state: Sequence[Any]) -> list[Any]:

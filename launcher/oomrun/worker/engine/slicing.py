@@ -17,15 +17,19 @@ def _is_batched(value: Any) -> bool:
 
 
 def as_tensors(data: Any) -> Any:
-    """The batch with NumPy arrays and Python numbers made tensors, None kept."""
-    return keras.tree.map_structure(
-        lambda v: (
-            v
-            if v is None or isinstance(v, tf.Tensor | tf.RaggedTensor | tf.SparseTensor)
-            else tf.convert_to_tensor(v)
-        ),
-        data,
-    )
+    """The batch with NumPy arrays and Python numbers made tensors, None kept.
+
+    Keras hands over a generator's None as an ``Optional``, and takes it for None again.
+    """
+
+    def as_tensor(value: Any) -> Any:
+        if value is None or isinstance(value, tf.experimental.Optional):
+            return None
+        if isinstance(value, tf.Tensor | tf.RaggedTensor | tf.SparseTensor):
+            return value
+        return tf.convert_to_tensor(value)
+
+    return keras.tree.map_structure(as_tensor, data)
 
 
 def _first(data: Any) -> Any:

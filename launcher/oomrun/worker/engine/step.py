@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from oomrun.worker.engine import cutting, models, separability, slicing, trial
 from oomrun.worker.engine.applying import Apply
+from oomrun.worker.engine.line import Line
 from oomrun.worker.engine.separability import Separability
 from oomrun.worker.engine.snapshot import Snapshot
 
@@ -60,7 +61,7 @@ class StepFunction:
     def __init__(self, model: Any) -> None:
         self._model = model
         self.snapshot = Snapshot(model)
-        self._line = tf.Variable(False, trainable=False, name="oomrun_applying")
+        self._line = Line()
         self._whole = self._compiled(self._whole_step)
         self._parts = self._compiled(self._split_step)
         self._cut: Cut | None = None
@@ -68,7 +69,7 @@ class StepFunction:
     @property
     def applying(self) -> bool:
         """Whether the last step that failed had begun to write weights."""
-        return bool(self._line.numpy())
+        return self._line.crossed
 
     def cut(self, data: Any) -> Cut:
         """How this model's batches can be cut, tried on the first rows of ``data``."""
@@ -181,22 +182,14 @@ class StepFunction:
         return logs
 
     def _begin(self) -> None:
-        self._line.assign(False)
+        self._line.begin()
         self.snapshot.take()
 
     def _apply(self, call: Apply, gradients: Sequence[Any] | None = None) -> None:
-        """Calls the optimizer, after all gradients are there and the line is crossed.
-
-        Everything the optimizer does waits for the line, also what does not depend on
-        a gradient: its count of steps, for one, would otherwise advance in a step
-        that fails.
-        """
-        given = call.gradients if gradients is None else list(gradients)
-        present = [gradient for gradient in given if gradient is not None]
-        with tf.control_dependencies(_tensors(present)):
-            crossed = self._line.assign(True)
-        with tf.control_dependencies([crossed]):
-            call.really([None if g is None else _identity(g) for g in given])
+        """Calls the optimizer behind the line, where nothing can be undone any more."""
+        given = call.gradients if gradients is None else gradients
+        with self._line.after(given) as behind:
+            call.really(behind)
 
 
 _COMPARES = (
@@ -207,15 +200,3 @@ _COMPARES = (
 
 def _apply_at_once(call: Apply) -> None:
     call.really(call.gradients)
-
-
-def _tensors(gradients: list[Any]) -> list[tf.Tensor]:
-    return [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-
-
-def _identity(gradient: Any) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            tf.identity(gradient.values), gradient.indices, gradient.dense_shape
-        )
-    return tf.identity(gradient)
