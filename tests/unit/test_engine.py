@@ -345,7 +345,9 @@ CASES = {
         [(x,) for x, _ in FLAT],
     ),
 }
-for _reduction in ("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight"):
+for _reduction in (
+    "sum_over_batch_size", "sum", "mean", "mean_with_sample_weight", "none",
+):  # fmt: skip
     for _name, _data in (("", UNEQUAL), (", weighted", weighted(UNEQUAL))):
         CASES[f"{_reduction}{_name}"] = Case(
             lambda r=_reduction: dense("sgd", lambda: LOSS(reduction=r)), _data

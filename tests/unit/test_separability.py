@@ -89,6 +89,29 @@ def own_loss() -> Any:
     return made
 
 
+class MeanOfRows(keras.Model):  # type: ignore[misc]
+    """Keras's loss for each sample, and a mean of its own over them."""
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        of_rows = keras.losses.MeanSquaredError(reduction="none")
+        return tf.reduce_mean(of_rows(y, y_pred))
+
+
+def mean_of_rows() -> Any:
+    keras.utils.set_random_seed(3)
+    x = keras.Input((5,))
+    made = MeanOfRows(x, keras.layers.Dense(4)(x))
+    made.compile("sgd")
+    return made
+
+
 def batch() -> tuple[Any, Any, None]:
     rng = np.random.default_rng(0)
     return tf.constant(rng.random((ROWS, 5))), tf.constant(rng.random((ROWS, 4))), None
@@ -104,6 +127,8 @@ CASES = [
     (lambda: model("mse", regularizer="l2"), Separability.MEAN),
     (lambda: model(mean_of_squares), Separability.MEAN),
     (lambda: model(keras.losses.MeanSquaredError(reduction="sum")), Separability.MEAN),
+    (lambda: model(keras.losses.MeanSquaredError(reduction="none")), Separability.SUM),
+    (mean_of_rows, Separability.MEAN),
     (lambda: model(sum_of_squares), Separability.SUM),
     (own_loss, Separability.SUM),
     (lambda: model(compares_samples), Separability.NONE),
@@ -122,7 +147,15 @@ def test_what_a_trial_finds(make: Any, expected: Separability) -> None:
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
-@pytest.mark.parametrize("make", [lambda: model(sum_of_squares), own_loss])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: model(sum_of_squares),
+        own_loss,
+        mean_of_rows,
+        lambda: model(keras.losses.MeanSquaredError(reduction="none")),
+    ],
+)
 @pytest.mark.parametrize("size", [1, 4, 5, 10])
 def test_a_sum_is_cut_as_a_sum(make: Any, size: int) -> None:
     plain = make()

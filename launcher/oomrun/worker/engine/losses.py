@@ -82,7 +82,7 @@ class Reductions:
             added = keras.config.epsilon() if masked and _ADDS_EPSILON else 0.0
             share = tf.math.divide_no_nan(divisor + added, total + added)
             return share * tf.cast(whole, share.dtype) / tf.cast(part, share.dtype)
-        if reduction in ("sum", "none", None):
+        if reduction == "sum":
             return tf.cast(whole, tf.float64) / tf.cast(part, tf.float64)
         return None
 

@@ -160,7 +160,8 @@ def loss_multiplied(model: Any, factor: Any) -> Iterator[None]:
 
     def multiplied(*args: Any, **kwargs: Any) -> Any:
         loss = original(*args, **kwargs)
-        return loss * tf.cast(factor, loss.dtype)
+        # A value for each sample is a sum already: tapes add its gradients up.
+        return loss * tf.cast(factor, loss.dtype) if loss.shape.rank == 0 else loss
 
     kept = vars(model).get(name)
     vars(model)[name] = multiplied

@@ -7,7 +7,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-__all__ = ["as_tensors", "batch_size", "known_rows", "of_any_length", "rows", "take"]
+__all__ = [
+    "as_tensors",
+    "batch_size",
+    "known_rows",
+    "of_any_length",
+    "rows",
+    "sample",
+    "take",
+]
 
 
 def _is_batched(value: Any) -> bool:
@@ -65,6 +73,37 @@ def rows(data: Any) -> tf.Tensor:
     if isinstance(value, tf.SparseTensor):
         return tf.cast(value.dense_shape[0], tf.int32)
     return tf.shape(value)[0]
+
+
+def sample(data: Any, count: int) -> Any:
+    """At most ``count`` samples of an eager batch, as different as they are easily had.
+
+    The shortest and the longest come first, of a ragged tensor or of whole numbers that
+    are padded with zeros: rows of one length would not show what depends on another.
+    """
+    samples = batch_size(data)
+    chosen = [*_extremes(data), 0, samples - 1, *range(1, samples - 1)]
+    rows = tf.constant(list(dict.fromkeys(chosen))[: min(count, samples)])
+
+    def pick(value: Any) -> Any:
+        if isinstance(value, tf.SparseTensor):
+            parts = [take(value, row, row + 1) for row in rows]
+            return tf.sparse.concat(0, parts)
+        return tf.gather(value, rows) if _is_batched(value) else value
+
+    return keras.tree.map_structure(pick, data)
+
+
+def _extremes(data: Any) -> list[int]:
+    for value in keras.tree.flatten(data):
+        if isinstance(value, tf.RaggedTensor):
+            lengths = value.row_lengths()
+        elif _is_batched(value) and value.dtype.is_integer and value.shape.rank == 2:
+            lengths = tf.math.count_nonzero(value, axis=1)
+        else:
+            continue
+        return [int(tf.argmin(lengths)), int(tf.argmax(lengths))]
+    return []
 
 
 def of_any_length(data: Any) -> Any:

@@ -101,8 +101,8 @@ class StepFunction:
         )
 
     def _try_loss(self, data: Any) -> Separability:
-        rows = min(separability.ROWS, slicing.batch_size(data))
-        few = slicing.take(data, tf.constant(0), tf.constant(rows))
+        few = slicing.sample(data, separability.ROWS)
+        rows = slicing.batch_size(few)
         self.snapshot.take()
         try:
             tried = self._compiled(

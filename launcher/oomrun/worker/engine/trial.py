@@ -93,8 +93,8 @@ def try_step(
         snapshot: of the model's mutable variables.
         sums: its losses are sums over samples.
     """
-    rows = min(ROWS, slicing.batch_size(data))
-    few = slicing.take(data, tf.constant(0), tf.constant(rows))
+    few = slicing.sample(data, ROWS)
+    rows = slicing.batch_size(few)
     variables = _variables(model)
     try:
         whole, again = _runs(model, _whole(model, rows), few, variables, 2)
@@ -110,8 +110,8 @@ def try_step(
 
 def try_evaluation(model: Any, data: Any) -> Verdict:
     """Tries which metrics can be had from parts of a batch; ``reason`` stays empty."""
-    rows = min(ROWS, slicing.batch_size(data))
-    few = slicing.take(data, tf.constant(0), tf.constant(rows))
+    few = slicing.sample(data, ROWS)
+    rows = slicing.batch_size(few)
     variables = _variables(model)
 
     def whole(data: Any) -> Any:
