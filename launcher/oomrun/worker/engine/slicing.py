@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,6 +16,7 @@ __all__ = [
     "rows",
     "sample",
     "take",
+    "traced_for",
 ]
 
 
@@ -104,6 +106,16 @@ def _extremes(data: Any) -> list[int]:
             continue
         return [int(tf.argmin(lengths)), int(tf.argmax(lengths))]
     return []
+
+
+def traced_for(function: Callable[[Any], Any], data: Any) -> Callable[[Any], Any]:
+    """The graph of ``function`` for ``data``, to be run a few times and forgotten.
+
+    Called as a ``tf.function`` instead, each model's trial would count as retracing the
+    one before, and TensorFlow would warn of it.
+    """
+    graph = tf.function(tf.autograph.experimental.do_not_convert(function))
+    return graph.get_concrete_function(data)  # type: ignore[no-any-return]
 
 
 def of_any_length(data: Any) -> Any:

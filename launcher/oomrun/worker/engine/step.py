@@ -103,15 +103,19 @@ class StepFunction:
     def _try_loss(self, data: Any) -> Separability:
         few = slicing.sample(data, separability.ROWS)
         rows = slicing.batch_size(few)
+
+        def loss_trial(data: Any) -> list[tf.Tensor]:
+            return separability.trial(
+                data,
+                rows,
+                lambda part, seen: models.loss_of_part(self._model, part, seen),
+            )
+
+        eager = self._model.run_eagerly
+        run = loss_trial if eager else slicing.traced_for(loss_trial, few)
         self.snapshot.take()
         try:
-            tried = self._compiled(
-                lambda data: separability.trial(
-                    data,
-                    rows,
-                    lambda part, seen: models.loss_of_part(self._model, part, seen),
-                )
-            )(few)
+            tried = run(few)
         finally:
             self.snapshot.restore()
         tolerance = separability.tolerance(self._model)

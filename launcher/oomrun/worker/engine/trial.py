@@ -261,7 +261,7 @@ def _runs(
 ) -> list[_Run]:
     """What the step does, taken ``count`` times from the same state."""
     if not model.run_eagerly:
-        step = tf.function(tf.autograph.experimental.do_not_convert(step))
+        step = slicing.traced_for(step, data)
     runs = []
     for _ in range(count):
         with _left_as_it_was(variables):

@@ -1,0 +1,53 @@
+"""The line in a step before which no weight, and after which any may be written.
+
+Everything of the optimizer waits until all gradients are there and the line is
+crossed, also what depends on no gradient: its count of steps, for one, would otherwise
+advance in a step that then fails (docs/decisions/0007).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["Line"]
+
+
+class Line:
+    """A variable that a step sets once nothing can be undone any more."""
+
+    def __init__(self) -> None:
+        self._variable = tf.Variable(False, trainable=False, name="oomrun_line")
+
+    @property
+    def crossed(self) -> bool:
+        """Whether the last step that was begun had begun to write weights."""
+        return bool(self._variable.numpy())
+
+    def begin(self) -> None:
+        """Called in a graph or eagerly when a step begins."""
+        self._variable.assign(False)
+
+    @contextlib.contextmanager
+    def after(self, gradients: Sequence[Any]) -> Iterator[list[Any]]:
+        """Crosses the line after ``gradients``; gives them to what comes after it."""
+        present = [g for g in gradients if g is not None]
+        with tf.control_dependencies([_dense(g) for g in present]):
+            crossed = self._variable.assign(True)
+        with tf.control_dependencies([crossed]):
+            yield [None if g is None else _behind(g) for g in gradients]
+
+
+def _dense(gradient: Any) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _behind(gradient: Any) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.identity(gradient.values), gradient.indices, gradient.dense_shape
+        )
+    return tf.identity(gradient)

@@ -1,0 +1,246 @@
+"""How the loss of a batch follows from the losses of its parts, for a loss function.
+
+A value for each sample: the loss is their mean. A scalar: Keras's own losses are
+corrected where they are not means over samples (``losses.py``), and whether the rest of
+the function is a mean or a sum is tried on a few rows before the first cut
+(docs/decisions/0010). So are functions that give a value for each sample: the values
+may depend on the other samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from oomrun.worker.engine import drawing, losses, separability, slicing
+from oomrun.worker.engine.objects import Kept, Objects
+from oomrun.worker.engine.separability import Separability
+
+__all__ = ["Cut", "Reductions", "correcting", "find", "mean"]
+
+_Observer: TypeAlias = losses.Divisors | losses.Reductions | None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What is known of a loss function.
+
+    Attributes:
+        found: how the parts' losses combine.
+        corrected: whether Keras's losses in it are to be corrected.
+        by_sample: whether it gives a value for each sample.
+        divisors: whether Keras's losses in it average over masks or weights.
+        metrics: metrics that are those of the micro-batches then, by name.
+        depends: a variable that it writes otherwise for parts; empty for none.
+    """
+
+    found: Separability
+    corrected: bool
+    by_sample: bool
+    divisors: bool = False
+    metrics: tuple[str, ...] = ()
+    depends: str = ""
+
+    @property
+    def possible(self) -> bool:
+        """Whether parts give the gradient of the whole, as far as can be told."""
+        return not self.reason
+
+    @property
+    def reason(self) -> str:
+        """Why batches cannot be cut; empty where they can.
+
+        A function that draws random numbers out of TensorFlow's sight cannot be tried.
+        Values of samples are then taken at their word, a scalar is not.
+        """
+        if self.found is Separability.NONE:
+            return (
+                "gives for a few samples neither the mean nor the sum of what it gives "
+                "for parts of them: it compares samples of a batch with each other, or "
+                "adds sums to means"
+            )
+        if self.found is Separability.UNKNOWN and not self.by_sample:
+            return (
+                "draws random numbers in a way that cannot be followed, and gives no "
+                "value for each sample"
+            )
+        if self.depends:
+            return f"writes {self.depends} in a way that depends on how a batch is cut"
+        return ""
+
+
+class Reductions(losses.Reductions):
+    """Corrections for a loop, where values of single samples are averaged by us."""
+
+    def factor(self, divisor: tf.Tensor | None, reduction: str | None) -> Any:
+        """As for a Keras model, but values that are not reduced are left alone."""
+        factor = super().factor(divisor, reduction)
+        return None if reduction in ("none", None) else factor
+
+
+def correcting(observer: _Observer) -> contextlib.AbstractContextManager[None]:
+    """Has Keras's losses observed or corrected; None: left as they are."""
+    return contextlib.nullcontext() if observer is None else losses.correcting(observer)
+
+
+def mean(loss: Any, data: Any) -> tf.Tensor:
+    """The scalar that a loss function's result for ``data`` stands for.
+
+    Raises:
+        TypeError: it returned something else than one tensor.
+        ValueError: it returned another number of values than there are samples.
+    """
+    if loss is None or isinstance(loss, list | tuple | dict):
+        raise TypeError(
+            "the loss function given to oomrun.Loop must return one tensor: a value "
+            f"for each sample, or a scalar; it returned {type(loss).__name__}. What "
+            "else is to be seen of a step belongs into a metric in state=[...]"
+        )
+    loss = tf.convert_to_tensor(loss)
+    if loss.dtype in (tf.float16, tf.bfloat16):
+        loss = tf.cast(loss, tf.float32)  # a sum over samples can overflow in half
+    if loss.shape.rank == 0:
+        return loss
+    samples = slicing.known_rows(data)
+    text = (
+        "the loss function given to oomrun.Loop must return one value for each sample "
+        "of the batch, or a scalar"
+    )
+    if samples is not None and loss.shape[0] not in (None, samples):
+        raise ValueError(f"{text}; it returned {loss.shape[0]} for {samples} samples")
+    check = tf.debugging.assert_equal(tf.shape(loss)[0], slicing.rows(data), text)
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.reduce_mean(loss)
+
+
+def find(loss: Callable[[Any], Any], data: Any, objects: Objects) -> Cut:
+    """Tries how the loss of a few rows of ``data`` follows from its parts.
+
+    What the loss function writes is compared too, and put back.
+    """
+    rows = min(separability.ROWS, slicing.batch_size(data))
+    few = slicing.take(data, tf.constant(0), tf.constant(rows))
+    cut = _Trial(loss, rows, objects, corrected=True).run(few)
+    if cut.found is Separability.NONE and not cut.divisors:
+        # The function may undo itself what we correct, dividing a sum by its count.
+        cut = _Trial(loss, rows, objects, corrected=False).run(few)
+    return cut
+
+
+class _Trial:
+    """The loss of a few rows, whole and in two unequal parts."""
+
+    def __init__(
+        self,
+        loss: Callable[[Any], Any],
+        rows: int,
+        objects: Objects,
+        *,
+        corrected: bool,
+    ) -> None:
+        self._loss, self._rows, self._corrected = loss, rows, corrected
+        self._objects = objects
+        self._has_divisor: list[bool] = []
+        self._divisors: list[tf.Tensor | None] = []
+        self._by_sample = False
+
+    def run(self, data: Any) -> Cut:
+        """What comes of it."""
+        tolerance = separability.tolerance(self._objects)
+        (whole, *sums), written = self._ran(self._whole, data)
+        (again, *_), _ = self._ran(self._whole, data)
+        present = iter(sums)
+        self._divisors = [next(present) if has else None for has in self._has_divisor]
+        (mean, total), by_parts = self._ran(self._parts, data)
+        found = separability.judge(
+            float(whole), float(again), float(mean), float(total), tolerance
+        )
+        metrics: list[str] = []
+        depends = ""
+        for kept, one, other in zip(
+            self._objects.non_trainable_variables, written, by_parts, strict=True
+        ):
+            if _alike(one, other, tolerance) or kept.path.endswith(_SEED):
+                continue
+            metric = self._objects.metric_of(kept)
+            metrics += [metric] if metric else []
+            depends = depends or ("" if metric else kept.path)
+        return Cut(
+            found,
+            corrected=self._corrected,
+            by_sample=self._by_sample,
+            divisors=any(self._has_divisor),
+            metrics=tuple(dict.fromkeys(metrics)),
+            depends="" if found is Separability.UNKNOWN else depends,
+        )
+
+    def _ran(
+        self, losses_of: Callable[[Any], list[tf.Tensor]], data: Any
+    ) -> tuple[list[tf.Tensor], list[np.ndarray[Any, Any]]]:
+        """What is found, and what has been written by the way; all is put back."""
+        kept = self._objects.non_trainable_variables
+        before = _values(kept)
+        try:
+            return tf.function(losses_of, autograph=False)(data), _values(kept)
+        finally:
+            for variable, value in zip(kept, before, strict=True):
+                variable.assign(value)
+
+    def _whole(self, data: Any) -> list[tf.Tensor]:
+        """The loss, and the divisors of Keras's losses in it."""
+        seen = losses.Divisors()
+        loss = self._part(data, 0, self._rows, seen)
+        self._has_divisor = [value is not None for value in seen.values]
+        return [loss, *(value for value in seen.values if value is not None)]
+
+    def _parts(self, data: Any) -> list[tf.Tensor]:
+        """The losses of two parts as their mean and as their sum."""
+        rows = self._rows
+        parts, weighted = [], []
+        for start, stop in [(0, rows - 1), (rows - 1, rows)]:
+            size, total = tf.constant(stop - start), tf.constant(rows)
+            reductions = Reductions(size, total, self._divisors)
+            part = self._part(
+                data, start, stop, reductions if self._corrected else None
+            )
+            parts.append(part)
+            weighted.append(part * ((stop - start) / rows))
+        return [tf.add_n(weighted), tf.add_n(parts)]
+
+    def _part(self, data: Any, first: int, last: int, observer: _Observer) -> tf.Tensor:
+        start, stop = tf.constant(first), tf.constant(last)
+        share = tf.constant((last - first) / self._rows, tf.float64)
+        # Random numbers and batch statistics would differ in a whole and its parts.
+        with (
+            drawing.drawing_by_row(start, stop - start),
+            drawing.without_batch_statistics(),
+            losses.tracking_shares(self._objects, share),
+            correcting(observer),
+        ):
+            few = slicing.take(data, start, stop)
+            result = self._loss(few)
+        value = mean(result, few)
+        self._by_sample = tf.convert_to_tensor(result).shape.rank != 0
+        return value
+
+
+def _values(kept: list[Kept]) -> list[np.ndarray[Any, Any]]:
+    # Copies: what TensorFlow gives may share the variables' memory.
+    return [np.array(variable.value.numpy()) for variable in kept]
+
+
+_SEED = "seed_generator_state"
+
+
+def _alike(
+    one: np.ndarray[Any, Any], other: np.ndarray[Any, Any], tolerance: float
+) -> bool:
+    if one.dtype.kind not in "fc":
+        return bool((one == other).all())
+    difference = float(np.abs(one - other).max(initial=0.0))
+    return difference <= tolerance * max(float(np.abs(one).max(initial=0.0)), 1e-9)
