@@ -13,11 +13,11 @@ CODE := launcher strategies tests benchmarks configs docs
 BENCHMARKS := $(filter-out __init__ kills,$(basename $(notdir $(wildcard benchmarks/*.py))))
 RUNS ?= 50
 
-.PHONY: help demo test check chaos versions bench clean
+.PHONY: help demo test check chaos keras-suite versions bench clean
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1|/p' Makefile | awk -F'|' '{printf "%-18s%s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | awk -F'|' '{printf "%-18s%s\n", $$1, $$2}'
 
 demo: $(VENV)/.demo ## set up, run the main job, show how it went
 	@$(BIN)/python -m compileall -q launcher strategies
@@ -36,11 +36,17 @@ check: $(VENV)/.test ## lint, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-chaos: $(VENV)/.test ## kills at random moments (RUNS=50), and the slow tests
+chaos: $(VENV)/.test keras-suite ## kills at random moments (RUNS=50), the slow tests, keras-suite
 	@mkdir -p $(BUILD)/bench
 	$(BIN)/python -m benchmarks.kills --runs $(RUNS) > $(BUILD)/bench/kills.json
 	@cat $(BUILD)/bench/kills.json
 	$(BIN)/python -m pytest -m slow || [ $$? -eq 5 ] # 5: no test is marked so
+
+keras-suite: $(VENV)/.keras ## Keras's own tests pass under oomrun as they do plain
+	@mkdir -p $(BUILD)/bench
+	$(BIN)/python tests/keras_suite/compare.py --folder $(BUILD)/keras-suite \
+	  > $(BUILD)/bench/keras_suite.json || { cat $(BUILD)/bench/keras_suite.json; exit 1; }
+	@cat $(BUILD)/bench/keras_suite.json
 
 versions: $(VENV)/.venv ## the lowest and the newest TensorFlow, Keras and Python
 	$(BIN)/python tests/versions/matrix.py --folder $(BUILD)/versions
@@ -74,3 +80,7 @@ $(VENV)/.demo: $(VENV)/.venv pyproject.toml
 $(VENV)/.test: $(VENV)/.venv pyproject.toml
 	$(PIP) install --quiet --editable '.[test]'
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.keras: $(VENV)/.test pyproject.toml
+	$(PIP) install --quiet --editable '.[keras-tests]'
+	@touch $@ $(VENV)/.test $(VENV)/.demo

@@ -7,14 +7,14 @@ other objects are what the script itself makes anew when it runs from the top.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
 from oomrun.worker.encoding import Unencodable, encode
 
-__all__ = ["prepare_to_resume", "restore", "save"]
+__all__ = ["plain", "prepare_to_resume", "restore", "save"]
 
 _NOT_STATE = frozenset({"_model", "model", "params", "validation_data"})
 
@@ -28,16 +28,21 @@ def save(callbacks: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _attributes(callback: Any) -> dict[str, Any]:
-    kept = {}
-    for name, value in vars(callback).items():
-        if name in _NOT_STATE:
-            continue
+    kept, _ = plain(vars(callback))
+    return {name: value for name, value in kept.items() if name not in _NOT_STATE}
+
+
+def plain(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What of ``values`` can be kept in a checkpoint, and the names of what cannot."""
+    kept, left_out = {}, []
+    for name, value in values.items():
         try:
             encode(value, {}, name)
         except Unencodable:
-            continue
-        kept[name] = value
-    return kept
+            left_out.append(name)
+        else:
+            kept[name] = value
+    return kept, left_out
 
 
 def restore(callbacks: Sequence[Any], saved: Sequence[dict[str, Any]]) -> None:
