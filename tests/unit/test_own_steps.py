@@ -378,3 +378,11 @@ def test_what_is_not_a_mean_over_samples_is_named() -> None:
     assert len(found.state) == 1
     codes = [code for code, _ in caveats.of_a_cut(model, found, "micro_batch")]
     assert codes == ["metrics-of-micro-batches", "layer-state", "random-layers"]
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_a_layer_that_could_draw_but_does_not_is_not_named(rate: float) -> None:
+    model = sequence(layers.Reshape((4, 1)), layers.GRU(3, dropout=rate))
+    data = slicing.as_tensors(batch())
+    building.from_batch(model, data)
+    assert StepFunction(model).cut(data).draws == (rate > 0)

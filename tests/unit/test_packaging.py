@@ -30,7 +30,7 @@ HEAVY = ("tensorflow", "keras", "numpy", "horovod")
 LONGEST = 400
 
 PUBLIC = {
-    "oomrun": ["__version__"],
+    "oomrun": ["Loop", "__version__"],
     "oomrun.cli": ["COMMANDS", "Command", "build_parser", "main"],
     "oomrun.metrics": ["Exporter", "ExporterError", "start"],
     "oomrun.devices": [

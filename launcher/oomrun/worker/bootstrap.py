@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from oomrun.core import events as ev
 from oomrun.core import launch as launches
-from oomrun.core.diagnosis import looks_like_device_oom
+from oomrun.core.oom_text import looks_like_device_oom
 from oomrun.core.strategy import ENTRY_POINTS, Strategy
 from oomrun.worker import lifeline, script
 from oomrun.worker.channel import Channel
@@ -42,6 +42,8 @@ def main() -> int:
     lifeline.die_with_parent(settings.supervisor_pid)
     session = _set_up(settings, channel, began)
     ended = _run(settings)
+    if ended.outcome != "raised":
+        session.settle()
     session.store.wait()
     channel.send(ended)
     _flush()
@@ -62,12 +64,13 @@ def _set_up(settings: Launch, channel: Channel, began: float) -> Session:
             f"oomrun trains with Keras's TensorFlow backend, but Keras is set to "
             f"{keras.backend.backend()!r}: set KERAS_BACKEND=tensorflow"
         )
-    from oomrun.worker import keras_adapter, randomness
+    from oomrun.worker import current, keras_adapter, randomness
     from oomrun.worker.session import Session
 
     randomness.seed_unseeded(settings.seed)
     session = Session(settings, channel)
     keras_adapter.install(session)
+    current.register(session)
     channel.send(
         ev.WorkerReady(
             at=time.time(),

@@ -43,7 +43,7 @@ def of_a_cut(model: Any, found: Cut, batch_norm: str) -> Iterator[tuple[str, str
             "batch. LayerNormalization or GroupNormalization would not depend on it; "
             "`batch: {batch_norm: freeze}` or `refuse` in the job file is exact",
         )
-    if any(v.name == "seed_generator_state" for v in model.non_trainable_variables):
+    if found.draws:
         yield (
             "random-layers",
             f"{name} draws random numbers (Dropout, noise): each micro-batch draws its "

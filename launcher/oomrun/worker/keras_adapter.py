@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +17,18 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
-from oomrun.worker import building, callback_state, caveats, checkpointing, randomness
+from oomrun.worker import (
+    building,
+    callback_state,
+    caveats,
+    checkpointing,
+    fit_callback,
+    randomness,
+)
 from oomrun.worker.engine import drawing, models, slicing
 from oomrun.worker.engine.evaluation import PredictFunction, TestFunction
 from oomrun.worker.engine.trial import Verdict
-from oomrun.worker.position import EpochIterator, Position
+from oomrun.worker.position import EpochIterator
 from oomrun.worker.session import FitCall, Session
 from oomrun.worker.training import TrainFunction
 
@@ -38,7 +44,7 @@ def install(session: Session) -> None:
     _hook_epoch_iterator(session)
     _hook_train_function(session)
     _hook_test_functions(session)
-    _hook_empty_epoch()
+    _hook_empty_epoch(session)
     _Trainer.fit = _fit(session, _Trainer.fit)
 
 
@@ -69,7 +75,9 @@ def _fit(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             if call.saved is not None and call.saved[0]["result"] is not None:
                 return _replay(session, call, arguments)
-            arguments["callbacks"] = _with_ours(session, call, arguments["callbacks"])
+            arguments["callbacks"] = fit_callback.with_ours(
+                session, call, arguments["callbacks"]
+            )
             history = original(*bound.args, **bound.kwargs)
             session.end_fit(call, history)
             return history
@@ -78,6 +86,7 @@ def _fit(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             session.fit = None
+            fit_callback.without_ours(arguments["callbacks"])
 
     return fit
 
@@ -138,31 +147,6 @@ def _fingerprint(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _with_ours(session: Session, call: FitCall, callbacks: Any) -> Any:
-    ours = _EngineCallback(session, call)
-    call.callbacks = _listed(callbacks)
-    if call.saved is not None:
-        callback_state.prepare_to_resume(call.callbacks)
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.append(ours)
-        ours.set_model(call.model)
-        return callbacks
-    return [*call.callbacks, ours]
-
-
-def _listed(callbacks: Any) -> list[Any]:
-    """The callbacks in whatever form ``fit`` was given them."""
-    if callbacks is None:
-        return []
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        return [
-            callback
-            for callback in callbacks.callbacks
-            if not isinstance(callback, keras.callbacks.ProgbarLogger)
-        ]
-    return keras.tree.flatten(callbacks)  # type: ignore[no-any-return]
-
-
 def _replay(session: Session, call: FitCall, arguments: dict[str, Any]) -> Any:
     """A ``fit`` that was completed before returns what it returned then."""
     assert call.saved is not None
@@ -197,112 +181,12 @@ def _replay(session: Session, call: FitCall, arguments: dict[str, Any]) -> Any:
     history.history = state["result"]["history"]
     history.epoch = state["result"]["epochs"]
     call.model.history = history
-    callbacks = _listed(arguments["callbacks"])
+    callbacks = fit_callback.listed(arguments["callbacks"])
     for callback in callbacks:
         callback.set_model(call.model)
     callback_state.restore(callbacks, state["callbacks"])
     session.replayed(call, state)
     return history
-
-
-class _EngineCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Follows ``fit`` through its hooks: restores, reports, saves, stops."""
-
-    def __init__(self, session: Session, call: FitCall) -> None:
-        super().__init__()
-        self._session, self._call = session, call
-        self._restored = call.saved is None
-        self._random: dict[str, Any] | None = None
-        self._began = 0.0
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        call = self._call
-        history = getattr(call.model, "history", None)
-        if history is not None and history not in call.callbacks:
-            call.callbacks.append(history)
-        if call.iterator is not None:
-            building.from_spec(call.model, call.iterator.element_spec)
-        call.epoch = call.initial_epoch
-        if call.saved is None:
-            return
-        state, _ = call.saved
-        # Keras begins here; BackupAndRestore uses the same entrance.
-        call.model._initial_epoch = state["epoch"]
-        self._session.restored(call, state)
-        call.iterator.enter_at(
-            Position(
-                epochs=state["epoch"] - state["initial_epoch"],
-                batches=state["batches"],
-                fingerprint=state["data"],
-            )
-        )
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        call = self._call
-        if self._restored:
-            call.epoch, call.batches = epoch, 0
-            return
-        # Read by now; left there, the model's next ``fit`` would begin here too.
-        call.model._initial_epoch = None
-        # Last of all hooks: what the others have set for this epoch was set before
-        # the checkpoint was written, and is in it.
-        assert call.saved is not None
-        state, arrays = call.saved
-        variables = checkpointing.training_variables(call.model)
-        if len(variables) == checkpointing.saved_variables(arrays):
-            checkpointing.restore_variables(variables, arrays)
-        else:
-            call.pending = arrays  # for the first batch, which completes the model
-        callback_state.restore(call.callbacks, state["callbacks"])
-        self._random = state["random"]
-        self._restored = True
-        call.saved = None
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._restore_random()
-        self._began = time.perf_counter()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if not self._call.managed:
-            self._count_unmanaged()
-        self._session.batch_ended((logs or {}).get("loss"))
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._restore_random()
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        self._session.phase("evaluating")
-
-    def on_test_end(self, logs: Any = None) -> None:
-        self._session.phase("training")
-
-    def _restore_random(self) -> None:
-        """Once the data is at its position: getting there draws random numbers."""
-        if self._random is not None:
-            randomness.restore(self._random)
-            self._random = None
-            if self._call.iterator.repeats is False:
-                self._session.note(
-                    "data-not-repeated",
-                    "the data pipeline did not give the batches again that it gave "
-                    "before the restart: some samples of this epoch may be trained "
-                    "twice and others not at all. A seed in the script's shuffle "
-                    "makes it repeatable; a generator or PyDataset must give the same "
-                    "batches each time it is begun",
-                )
-
-    def _count_unmanaged(self) -> None:
-        """Counts the steps of an execution that was not ours."""
-        session, call = self._session, self._call
-        seconds = time.perf_counter() - self._began
-        steps = call.model.steps_per_execution
-        if call.iterator.num_batches:
-            steps = min(steps, call.iterator.num_batches - call.batches)
-        for _ in range(steps):
-            size = call.iterator.rows_of_batch(call.batches)
-            session.announce(size)
-            session.due_after_step()
-            session.step_done(size, seconds / steps)
 
 
 def _hook_epoch_iterator(session: Session) -> None:
@@ -389,13 +273,14 @@ def _hook_test_functions(session: Session) -> None:
     _Trainer.make_predict_function = make_predict_function
 
 
-def _hook_empty_epoch() -> None:
+def _hook_empty_epoch(session: Session) -> None:
     """An epoch resumed after its last batch has no step, but it has metrics."""
     original = _Trainer._get_metrics_result_or_logs
 
     @functools.wraps(original)
     def metrics_or_logs(model: Any, logs: Any) -> Any:
-        if not logs:
+        call = session.fit
+        if call is not None and call.model is model and call.entered == call.batches:
             return model.get_metrics_result()
         return original(model, logs)
 

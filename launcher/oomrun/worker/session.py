@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -47,6 +48,8 @@ class FitCall:
         pending: arrays that wait for the first batch, since shapes alone did not tell
             which variables the model has.
         epoch, batches: epochs done, and batches done in the current one.
+        entered: the batch at which the current epoch was entered, None if at its first.
+        loop: where it is a custom loop, gives what is to be saved of the loop itself.
     """
 
     number: int
@@ -60,8 +63,10 @@ class FitCall:
     callbacks: list[Any] = field(default_factory=list)
     epoch: int = 0
     batches: int = 0
+    entered: int | None = None
     announced: bool = False
     managed: bool = True
+    loop: Callable[[], dict[str, Any]] | None = None
 
 
 @dataclass
@@ -91,6 +96,7 @@ class Session:
         self._last: Any = None  # the batch trained last, for its fingerprint
         self._due = ""
         self._saved_at = time.monotonic()
+        self._unsettled: Callable[[], None] | None = None
         self.store = Store(launch, channel)
 
     # -- reporting -------------------------------------------------------------
@@ -117,6 +123,7 @@ class Session:
         self, model: Any, fingerprint: dict[str, Any], epochs: int
     ) -> FitCall:
         """The next call of ``fit``; ``saved`` says from where it goes on."""
+        self.settle()
         self._fits += 1
         call = FitCall(
             number=self._fits, fingerprint=fingerprint, model=model, epochs=epochs
@@ -129,6 +136,7 @@ class Session:
         self.step, self.samples = state["step"], state["samples"]
         self.micro_batches.step = self.step
         call.epoch, call.batches = state["epoch"], state["batches"]
+        call.entered = call.batches
         self._send(
             ev.Restored,
             name=state["name"],
@@ -167,22 +175,54 @@ class Session:
 
     def end_fit(self, call: FitCall, history: Any) -> None:
         """Keeps the result of a completed ``fit``, for the next run of the script."""
+        kept, left_out = callback_state.plain(history.history)
+        if left_out:
+            self.note(
+                "history-not-kept",
+                f"{', '.join(left_out)} in the history is no plain data: where a "
+                "restart hands back a fit that was completed, it is without it",
+            )
+        self._complete(call, {"history": kept, "epochs": list(history.epoch)})
+        self.settle()
+
+    def end_loop(self, call: FitCall) -> None:
+        """As ``end_fit``, for a custom loop that has come to its end."""
+        self.leave_loop(call)
+        self.settle()
+
+    def leave_loop(self, call: FitCall) -> None:
+        """Copies the result of a loop that the script has left before its end.
+
+        It has broken out of it, or raised: which, will show. It counts as completed
+        once the script goes on to its next fit, or ends well (``settle``).
+        """
+        self._complete(call, {"epochs": call.epoch + 1})
+
+    def _complete(self, call: FitCall, result: dict[str, Any]) -> None:
         self._report_progress()
-        self._save(
-            f"fit-{call.number:04d}",
-            call,
-            reason="fit completed",
-            result={"history": dict(history.history), "epochs": list(history.epoch)},
+        state = self._state(call, result)
+        write = self.store.copy(
+            f"fit-{call.number:04d}", call.model, state, "fit completed"
         )
-        self.store.wait()
-        self._send(
-            ev.FitEnded,
-            fit=call.number,
-            step=self.step,
-            samples=self.samples,
-            epoch=call.epoch + 1,
-        )
-        self.fit = None
+
+        def settle() -> None:
+            write()
+            self.store.wait()
+            self._send(
+                ev.FitEnded,
+                fit=call.number,
+                step=state["step"],
+                samples=state["samples"],
+                epoch=state["epoch"] + 1,
+            )
+
+        self._unsettled, self.fit = settle, None
+
+    def settle(self) -> None:
+        """Writes the result of the last completed fit, if that is still to be done."""
+        settle, self._unsettled = self._unsettled, None
+        if settle is not None:
+            settle()
 
     def replayed(self, call: FitCall, state: dict[str, Any]) -> None:
         """A completed ``fit`` was handed back from its record."""
@@ -208,6 +248,19 @@ class Session:
     def due_after_step(self) -> None:
         """As ``before_step``, for a step whose batch we never see."""
         self._due = self._due or self._why_save(self.step + 1)
+
+    def epoch_ended(self, loss: Any) -> None:
+        """A custom loop is done with an epoch and with what it does at its end."""
+        stopping = self.channel.stop_requested.is_set()
+        call = self.fit
+        if call is None or not (self._due or stopping):
+            return
+        self._loss = _finite(loss)
+        self._report_progress()
+        call.epoch, call.batches = call.epoch + 1, 0
+        self._save_step(call, "stop" if stopping else self._due)
+        if stopping:
+            self.leave_stopped()
 
     def step_done(self, samples: int, seconds: float) -> None:
         """One more optimizer step over ``samples`` samples was taken."""
@@ -274,11 +327,11 @@ class Session:
 
     def _save_step(self, call: FitCall, reason: str) -> None:
         name = f"step-{self.step:010d}-{self.launch.attempt:04d}"
-        self._save(name, call, reason=reason, result=None)
+        self.store.save(name, call.model, self._state(call, None), reason)
         self._due, self._saved_at = "", time.monotonic()
 
-    def _save(self, name: str, call: FitCall, *, reason: str, result: Any) -> None:
-        state = {
+    def _state(self, call: FitCall, result: Any) -> dict[str, Any]:
+        return {
             "fit": call.number,
             "fingerprint": call.fingerprint,
             "step": self.step,
@@ -290,8 +343,8 @@ class Session:
             "callbacks": callback_state.save(call.callbacks),
             "random": randomness.save(),
             "result": result,
+            "loop": None if call.loop is None else call.loop(),
         }
-        self.store.save(name, call.model, state, reason)
 
     def emergency_checkpoint(self) -> None:
         """Saves after an exhaustion that has changed nothing: no step is lost."""
@@ -328,7 +381,8 @@ class Session:
 
 
 def _finite(value: Any) -> float | None:
-    if value is None:
-        return None
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None  # None, or whatever else a step of the user's calls its loss
     return number if math.isfinite(number) else None

@@ -8,7 +8,7 @@ them (``checkpointing.py``) and when one is due (``session.py``).
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,9 @@ class Store:
         """
         done = [n for n in checkpoints.names(self._folder, "fit") if _number(n) == fit]
         for name in [*done, *checkpoints.names(self._folder, "step")]:
+            # Another fit's may be large, and reading all of it slow.
+            if checkpointing.claimed_fit(self._folder / name) not in (fit, None):
+                continue
             try:
                 state, arrays = checkpointing.load(self._folder / name)
             except CheckpointError as error:
@@ -93,6 +96,12 @@ class Store:
         self, name: str, model: Any, state: Mapping[str, Any], reason: str
     ) -> None:
         """Copies everything now, and writes it in the background."""
+        self.copy(name, model, state, reason)()
+
+    def copy(
+        self, name: str, model: Any, state: Mapping[str, Any], reason: str
+    ) -> Callable[[], None]:
+        """Copies everything now; the function returned writes it in the background."""
         told = _Saved(
             step=state["step"],
             samples=state["samples"],
@@ -100,7 +109,7 @@ class Store:
             reason=reason,
         )
         whole = {**state, "run": self._launch.run_id}
-        self._writer.save(name, model, whole, told)
+        return self._writer.copy(name, model, whole, told)
 
     def wait(self) -> None:
         """Returns when nothing is being written any more."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from oomrun.worker.engine import losses, models, slicing
+from oomrun.worker.engine import drawing, losses, models, slicing
 from oomrun.worker.engine.applying import Apply, Tapes, intercepting, optimizers_of
 from oomrun.worker.engine.gradients import GradientSum
 from oomrun.worker.engine.returning import (
@@ -51,12 +51,14 @@ class Scouted:
         logs: dtype and shape of each value that it returns, by its path.
         returned: what it returns, for the form of it.
         divisors: of its losses, in order; also symbolic.
+        draws: whether it draws random numbers from seeds of Keras's.
     """
 
     applies: list[Apply]
     logs: dict[str, tf.TensorSpec]
     returned: Any
     divisors: losses.Divisors
+    draws: bool
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ class Cutter:
         applies: list[Apply] = []
         divisors = losses.Divisors()
         graph = tf.__internal__.FuncGraph("oomrun_scout")
-        with graph.as_default():
+        with graph.as_default(), drawing.noting_draws() as drawn:
             tapes = Tapes(self._model.trainable_weights, None)
             data = slicing.of_any_length(data)
             logs = self._step(data, applies.append, tapes, 1.0, divisors)
@@ -173,7 +175,7 @@ class Cutter:
             _check_writes(graph, self._model)
             if self._own and not applies:
                 raise NotCuttableError("its train_step calls no optimizer")
-            return Scouted(applies, specs(logs), logs, divisors)
+            return Scouted(applies, specs(logs), logs, divisors, bool(drawn))
 
     def step(
         self, batch: Batch, on_apply: OnApply, around: Around | None = None

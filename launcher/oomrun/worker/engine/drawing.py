@@ -17,6 +17,7 @@ import tensorflow as tf
 __all__ = [
     "drawing_by_row",
     "freeze_batch_statistics",
+    "noting_draws",
     "without_batch_statistics",
 ]
 
@@ -105,6 +106,24 @@ def drawing_by_row(start: Any, rows: Any) -> Iterator[None]:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, function)
         yield
+
+
+@contextlib.contextmanager
+def noting_draws() -> Iterator[list[Any]]:
+    """Gives a list that each seed is put into from which the block draws."""
+    cls = keras.random.SeedGenerator
+    original = cls.next
+    drawn: list[Any] = []
+
+    def next_seed(seeds: Any, *args: Any, **kwargs: Any) -> Any:
+        drawn.append(seeds)
+        return original(seeds, *args, **kwargs)
+
+    cls.next = next_seed
+    try:
+        yield drawn
+    finally:
+        cls.next = original
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from oomrun.worker.engine import drawing, losses, separability, slicing
 from oomrun.worker.engine.objects import Kept, Objects
 from oomrun.worker.engine.separability import Separability
 
-__all__ = ["Cut", "Reductions", "correcting", "find", "mean"]
+__all__ = ["SEED", "Cut", "Reductions", "correcting", "find", "mean"]
 
 _Observer: TypeAlias = losses.Divisors | losses.Reductions | None
 
@@ -165,7 +165,7 @@ class _Trial:
         for kept, one, other in zip(
             self._objects.non_trainable_variables, written, by_parts, strict=True
         ):
-            if _alike(one, other, tolerance) or kept.path.endswith(_SEED):
+            if _alike(one, other, tolerance) or kept.path.endswith(SEED):
                 continue
             metric = self._objects.metric_of(kept)
             metrics += [metric] if metric else []
@@ -234,7 +234,8 @@ def _values(kept: list[Kept]) -> list[np.ndarray[Any, Any]]:
     return [np.array(variable.value.numpy()) for variable in kept]
 
 
-_SEED = "seed_generator_state"
+#: How Keras ends the names of its random generators' states.
+SEED = "seed_generator_state"
 
 
 def _alike(

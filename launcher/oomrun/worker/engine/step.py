@@ -10,6 +10,7 @@ written: ``StepFunction.applying`` tells on which side of that line a step faile
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ import tensorflow as tf
 from oomrun.worker.engine import cutting, models, separability, slicing, trial
 from oomrun.worker.engine.applying import Apply
 from oomrun.worker.engine.line import Line
+from oomrun.worker.engine.returning import NotCuttableError
 from oomrun.worker.engine.separability import Separability
 from oomrun.worker.engine.snapshot import Snapshot
 
@@ -37,6 +39,7 @@ class Cut:
         metrics: metrics that are those of the micro-batches then, by name.
         averaged: values the step returns that are means over a batch's samples.
         state: variables of layers that get other values then, by path.
+        draws: whether the step draws random numbers, other ones for each part.
     """
 
     separability: Separability
@@ -44,6 +47,7 @@ class Cut:
     metrics: tuple[str, ...] = ()
     averaged: frozenset[str] = frozenset()
     state: tuple[str, ...] = ()
+    draws: bool = False
 
     @property
     def possible(self) -> bool:
@@ -74,8 +78,20 @@ class StepFunction:
     def cut(self, data: Any) -> Cut:
         """How this model's batches can be cut, tried on the first rows of ``data``."""
         if self._cut is None:
-            self._cut = self._try(data)
+            self._cut = self._scouted(self._try(data), data)
         return self._cut
+
+    def _scouted(self, found: Cut, data: Any) -> Cut:
+        """``found``, with what a look at the step adds to it."""
+        if not found.possible:
+            return found
+        try:
+            seen = cutting.Cutter(self._model, self.snapshot).scout(data)
+        except NotCuttableError as error:
+            return Cut(Separability.NONE, str(error))
+        except trial.UNTRACEABLE as error:
+            return Cut(Separability.NONE, trial.cannot_trace(error))
+        return dataclasses.replace(found, draws=seen.draws)
 
     def _try(self, data: Any) -> Cut:
         model, found = self._model, Separability.UNKNOWN
