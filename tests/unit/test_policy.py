@@ -47,6 +47,21 @@ def test_an_oom_halves_the_micro_batch_and_says_so() -> None:
     assert "micro-batch 256 -> 128 x 2 (global 256)" in decision.reason
 
 
+def test_what_the_optimizer_needs_is_not_met_with_a_smaller_micro_batch() -> None:
+    oom = ev.OomOccurred(
+        at=1.0, attempt=1, rank=0, device="cpu:0", kind="device", phase="apply",
+        recovery="restart", micro_batch_size=256, step=3, message="",
+    )  # fmt: skip
+    whole = state(global_batch_size=256, micro_batch_failed=256, last_oom=oom)
+    # Of the whole batch some activations may still be there.
+    assert isinstance(decide(ended(Cause.DEVICE_OOM), whole, LIMITS), Restart)
+    cut = replace(whole, micro_batch_failed=128)
+    decision = decide(ended(Cause.DEVICE_OOM), cut, LIMITS)
+    assert isinstance(decision, Fail)
+    assert decision.exit_code == 3
+    assert "in the optimizer" in decision.reason
+
+
 def test_a_size_that_ran_is_not_halved_past() -> None:
     before = state(global_batch_size=256, micro_batch_failed=256, measured={200: 9})
     decision = decide(ended(Cause.DEVICE_OOM), before, LIMITS)

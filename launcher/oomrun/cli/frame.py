@@ -111,8 +111,8 @@ def _clock(seconds: float) -> str:
 def _progress(
     state: JobState, history: History, width: int, glyphs: Glyphs
 ) -> list[Text]:
-    where = f"epoch {state.epoch}"
-    if state.epochs is not None:
+    where = f"epoch {state.epoch}" if state.epoch else "no epochs"
+    if state.epoch and state.epochs is not None:
         where += f"/{state.epochs}"
     step = f"step {state.step_in_epoch}"
     if state.steps_per_epoch is not None:

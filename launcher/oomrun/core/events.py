@@ -122,7 +122,8 @@ class FitStarted(Event):
 class Progressed(Event):
     """Where training is. ``step`` and ``samples`` count over the whole run.
 
-    ``epoch`` counts from 1, as Keras shows it. ``step_s`` is the mean duration of the
+    ``epoch`` counts from 1, as Keras shows it; 0, as is ``fit``, for steps outside of
+    any fit. ``step_s`` is the mean duration of the
     ``window_steps`` steps since the last such event. Peaks are of that window.
     """
 

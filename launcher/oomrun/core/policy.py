@@ -142,6 +142,14 @@ def _after_device_oom(
             exit_code=3,
         )
     share = state.global_batch_size or failed
+    applying = state.last_oom is not None and state.last_oom.phase == "apply"
+    if applying and failed < share:
+        return Fail(
+            reason=f"{diagnosis.summary}. That was in the optimizer, whose need does "
+            "not depend on the micro-batch: an optimizer with less state, or a smaller "
+            "model, would need less",
+            exit_code=3,
+        )
     smaller = batch.smaller_micro_batch(share, failed, _known_to_run(state, failed))
     if smaller and limits.command:
         smaller = command.divisor(share, smaller)

@@ -117,7 +117,8 @@ def level(event: ev.Event) -> str:
 
 def progress(state: JobState) -> str:
     """Where training is and how fast."""
-    parts = [f"epoch {state.epoch}{_of(state.epochs)}"]
+    # Steps of train_on_batch belong to no epoch.
+    parts = [f"epoch {state.epoch}{_of(state.epochs)}"] if state.epoch else []
     parts.append(f"step {state.step_in_epoch}{_of(state.steps_per_epoch)}")
     if state.loss is not None:
         parts.append(f"loss {state.loss:.4g}")

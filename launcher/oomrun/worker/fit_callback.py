@@ -13,8 +13,9 @@ from typing import Any
 import keras
 
 from oomrun.worker import building, callback_state, checkpointing, randomness
+from oomrun.worker.fit_call import FitCall
 from oomrun.worker.position import Position
-from oomrun.worker.session import FitCall, Session
+from oomrun.worker.session import Session
 
 __all__ = ["listed", "with_ours", "without_ours"]
 

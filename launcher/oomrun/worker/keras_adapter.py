@@ -28,8 +28,9 @@ from oomrun.worker import (
 from oomrun.worker.engine import drawing, models, slicing
 from oomrun.worker.engine.evaluation import PredictFunction, TestFunction
 from oomrun.worker.engine.trial import Verdict
+from oomrun.worker.fit_call import FitCall
 from oomrun.worker.position import EpochIterator
-from oomrun.worker.session import FitCall, Session
+from oomrun.worker.session import Session
 from oomrun.worker.training import TrainFunction
 
 __all__ = ["install"]

@@ -18,8 +18,9 @@ import tensorflow as tf
 from oomrun.worker import batch_spec, checkpointing, position, randomness
 from oomrun.worker.encoding import Arrays
 from oomrun.worker.engine import slicing
+from oomrun.worker.fit_call import FitCall
 from oomrun.worker.loop_training import Trained, Training
-from oomrun.worker.session import FitCall, Session
+from oomrun.worker.session import Session
 from oomrun.worker.sources import Sources, step_over
 
 __all__ = ["Alone", "Followed", "LoopRun"]

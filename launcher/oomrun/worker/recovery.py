@@ -28,7 +28,10 @@ class MicroBatches:
     def __init__(self, settings: launch.Launch, channel: Channel) -> None:
         self._settings = settings
         self._channel = channel
-        planned = settings.plan.devices[0].micro_batch_size
+        device = settings.plan.devices[0]
+        # A plan for whole batches is no limit for another fit of larger ones.
+        cut = device.share is None or (device.micro_batch_size or 0) < device.share
+        planned = device.micro_batch_size if cut else None
         self._limits: dict[str, int | None] = {
             "gradients": planned,
             # Evaluation needs less, and is cut only once it has not fitted: what it

@@ -27,46 +27,14 @@ from oomrun.worker import (
     randomness,
 )
 from oomrun.worker.channel import Channel
-from oomrun.worker.encoding import Arrays
+from oomrun.worker.fit_call import FitCall
 from oomrun.worker.recovery import MicroBatches
 from oomrun.worker.store import Store
 
-__all__ = ["FitCall", "Session"]
+__all__ = ["Session"]
 
 _PROGRESS_EVERY_S = 0.25
 EXIT_STOPPED, EXIT_RESTART = 75, 70
-
-
-@dataclass
-class FitCall:
-    """One call of ``fit``.
-
-    Attributes:
-        number: from 1, in the order of the script.
-        fingerprint: what must be alike for a checkpoint to belong to this call.
-        saved: state and arrays to go on from, None for a fresh start.
-        pending: arrays that wait for the first batch, since shapes alone did not tell
-            which variables the model has.
-        epoch, batches: epochs done, and batches done in the current one.
-        entered: the batch at which the current epoch was entered, None if at its first.
-        loop: where it is a custom loop, gives what is to be saved of the loop itself.
-    """
-
-    number: int
-    fingerprint: dict[str, Any]
-    model: Any
-    epochs: int = 1
-    initial_epoch: int = 0
-    saved: tuple[dict[str, Any], Arrays] | None = None
-    pending: Arrays | None = None
-    iterator: Any = None
-    callbacks: list[Any] = field(default_factory=list)
-    epoch: int = 0
-    batches: int = 0
-    entered: int | None = None
-    announced: bool = False
-    managed: bool = True
-    loop: Callable[[], dict[str, Any]] | None = None
 
 
 @dataclass
@@ -220,6 +188,7 @@ class Session:
 
     def settle(self) -> None:
         """Writes the result of the last completed fit, if that is still to be done."""
+        self._report_progress()
         settle, self._unsettled = self._unsettled, None
         if settle is not None:
             settle()
@@ -273,6 +242,18 @@ class Session:
         if self.fit is not None:
             self.fit.batches += 1
 
+    def lone_step(self, samples: int, seconds: float, loss: Any) -> None:
+        """As ``step_done``, for a step outside of any fit: of ``train_on_batch``."""
+        self.step_done(samples, seconds)
+        self.batch_ended(loss)
+        if self.channel.stop_requested.is_set():
+            self.note(
+                "no-checkpoint",
+                "the script trains outside of fit and oomrun.Loop, where nothing can "
+                "be saved: it will begin anew",
+            )
+            self.leave_stopped()
+
     def batch_ended(self, loss: Any) -> None:
         """Keras has called the batch hooks: a good moment to report, save or stop."""
         now = time.monotonic()
@@ -303,21 +284,22 @@ class Session:
 
     def _report_progress(self) -> None:
         window, call = self._window, self.fit
-        if window.steps == 0 or call is None:
+        if window.steps == 0:
             return
-        size = self._global_batch_size or self._batch
+        managed = call is None or call.managed
+        size = (call and self._global_batch_size) or self._batch
         self._send(
             ev.Progressed,
-            fit=call.number,
+            fit=call.number if call else 0,
             step=self.step,
             samples=self.samples,
-            epoch=call.epoch + 1,
-            step_in_epoch=call.batches,
+            epoch=call.epoch + 1 if call else 0,
+            step_in_epoch=call.batches if call else self.step,
             loss=self._loss,
             window_steps=window.steps,
             step_s=window.seconds / window.steps,
             global_batch_size=size,
-            micro_batch_size=self.micro_batches.size(size) if call.managed else size,
+            micro_batch_size=self.micro_batches.size(size) if managed else size,
             memory=devices.read_memory(self.launch.plan),
         )
         devices.reset_peaks(self.launch.plan)

@@ -22,6 +22,10 @@ from oomrun.worker.session import Session
 __all__ = ["TrainFunction"]
 
 
+def _loss(logs: Any) -> Any:
+    return logs.get("loss") if isinstance(logs, dict) else None
+
+
 _BATCH_NORM_REFUSED = step.Cut(
     Separability.NONE,
     "it has BatchNormalization, and the job file says `batch_norm: refuse`",
@@ -101,8 +105,11 @@ class TrainFunction:
                 message = str(error)
             self._exhausted(data, size, samples, message)
         session.micro_batches.ran(size)
+        seconds = time.perf_counter() - began
         if in_fit:
-            session.step_done(samples, time.perf_counter() - began)
+            session.step_done(samples, seconds)
+        elif session.fit is None:
+            session.lone_step(samples, seconds, _loss(logs))
         return logs
 
     def _restore_pending(self) -> None:
@@ -135,7 +142,7 @@ class TrainFunction:
         undone = not applying and function.snapshot.possible
         if undone:
             function.snapshot.restore()
-        phase = "apply" if applying else "gradients"
+        phase = "apply" if function.at_last_optimizer else "gradients"
         if samples > 1 and not self._may_cut(data):
             session.micro_batches.report(size, phase, message, recovery="none")
         elif session.micro_batches.shrink(size, samples, phase, message, safe=undone):

@@ -17,26 +17,31 @@ __all__ = ["Line"]
 
 
 class Line:
-    """A variable that a step sets once nothing can be undone any more."""
+    """A variable that counts how often a step has called an optimizer."""
 
     def __init__(self) -> None:
-        self._variable = tf.Variable(False, trainable=False, name="oomrun_line")
+        self._variable = tf.Variable(0, trainable=False, name="oomrun_line")
 
     @property
     def crossed(self) -> bool:
         """Whether the last step that was begun had begun to write weights."""
-        return bool(self._variable.numpy())
+        return self.crossings > 0
+
+    @property
+    def crossings(self) -> int:
+        """The optimizers that the last step that was begun had got to."""
+        return int(self._variable.numpy())
 
     def begin(self) -> None:
         """Called in a graph or eagerly when a step begins."""
-        self._variable.assign(False)
+        self._variable.assign(0)
 
     @contextlib.contextmanager
     def after(self, gradients: Sequence[Any]) -> Iterator[list[Any]]:
         """Crosses the line after ``gradients``; gives them to what comes after it."""
         present = [g for g in gradients if g is not None]
         with tf.control_dependencies([_dense(g) for g in present]):
-            crossed = self._variable.assign(True)
+            crossed = self._variable.assign_add(1)
         with tf.control_dependencies([crossed]):
             yield [None if g is None else _behind(g) for g in gradients]
 

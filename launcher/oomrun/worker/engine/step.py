@@ -66,6 +66,7 @@ class StepFunction:
         self._model = model
         self.snapshot = Snapshot(model)
         self._line = Line()
+        self._optimizers = 0
         self._whole = self._compiled(self._whole_step)
         self._parts = self._compiled(self._split_step)
         self._cut: Cut | None = None
@@ -74,6 +75,11 @@ class StepFunction:
     def applying(self) -> bool:
         """Whether the last step that failed had begun to write weights."""
         return self._line.crossed
+
+    @property
+    def at_last_optimizer(self) -> bool:
+        """Whether the last step that failed had all of its gradients."""
+        return 0 < self._optimizers <= self._line.crossings
 
     def cut(self, data: Any) -> Cut:
         """How this model's batches can be cut, tried on the first rows of ``data``."""
@@ -208,6 +214,7 @@ class StepFunction:
     def _apply(self, call: Apply, gradients: Sequence[Any] | None = None) -> None:
         """Calls the optimizer behind the line, where nothing can be undone any more."""
         given = call.gradients if gradients is None else gradients
+        self._optimizers = max(self._optimizers, call.index + 1)
         with self._line.after(given) as behind:
             call.really(behind)
 

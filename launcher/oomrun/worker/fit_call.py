@@ -1,0 +1,43 @@
+"""One call of ``fit`` in a script, and how far it has got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from oomrun.worker.encoding import Arrays
+
+__all__ = ["FitCall"]
+
+
+@dataclass
+class FitCall:
+    """One call of ``fit``.
+
+    Attributes:
+        number: from 1, in the order of the script.
+        fingerprint: what must be alike for a checkpoint to belong to this call.
+        saved: state and arrays to go on from, None for a fresh start.
+        pending: arrays that wait for the first batch, since shapes alone did not tell
+            which variables the model has.
+        epoch, batches: epochs done, and batches done in the current one.
+        entered: the batch at which the current epoch was entered, None if at its first.
+        loop: where it is a custom loop, gives what is to be saved of the loop itself.
+    """
+
+    number: int
+    fingerprint: dict[str, Any]
+    model: Any
+    epochs: int = 1
+    initial_epoch: int = 0
+    saved: tuple[dict[str, Any], Arrays] | None = None
+    pending: Arrays | None = None
+    iterator: Any = None
+    callbacks: list[Any] = field(default_factory=list)
+    epoch: int = 0
+    batches: int = 0
+    entered: int | None = None
+    announced: bool = False
+    managed: bool = True
+    loop: Callable[[], dict[str, Any]] | None = None
