@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from oomrun.worker import caveats
+from oomrun.worker.engine import slicing
 from oomrun.worker.engine.separability import Separability, judge
 from oomrun.worker.engine.step import Cut, StepFunction
 
@@ -194,3 +195,86 @@ def test_notes_say_what_a_cut_changes() -> None:
     )
     assert code == "not-separable"
     assert "are not cut" in text
+
+
+# Losses that compare samples, but not any three of them.
+
+
+def missing_labels(y: Any, predicted: Any) -> Any:
+    known = tf.cast(y > -1, predicted.dtype)
+    return tf.reduce_sum(known * tf.square(y - predicted)) / tf.reduce_sum(known)
+
+
+def hardest(y: Any, predicted: Any) -> Any:
+    errors = tf.reduce_mean(tf.square(y - predicted), -1)
+    return tf.reduce_mean(tf.math.top_k(errors, 5).values)
+
+
+def pairs_of_a_class(y: Any, predicted: Any) -> Any:
+    """0 unless two samples have one label."""
+    same = tf.cast(y[:, None] == y[None], predicted.dtype)[..., 0]
+    apart = tf.reduce_sum(tf.square(predicted[:, None] - predicted[None]), -1)
+    return tf.reduce_mean(same * apart)
+
+
+class CentersInTraining(keras.layers.Layer):  # type: ignore[misc]
+    def call(self, x: Any, training: bool = False) -> Any:
+        return x - tf.reduce_mean(x, 0) if training else x
+
+
+class BalancesInTraining(keras.layers.Layer):  # type: ignore[misc]
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.add_loss(tf.reduce_sum(tf.square(tf.reduce_mean(x, 0))))
+        return x
+
+
+MANY = 40
+
+
+def many(labels: bool = False) -> tuple[Any, Any, None]:
+    rng = np.random.default_rng(1)
+    y = rng.random((MANY, 4))
+    y[5::9] = -2  # missing, but in none of the first rows and not in the last
+    if labels:
+        y = np.arange(MANY)[:, None] % 20
+    return tf.constant(rng.random((MANY, 5))), tf.constant(y), None
+
+
+@pytest.mark.parametrize(
+    ("make", "labels"),
+    [
+        (lambda: model(missing_labels), False),
+        (lambda: model(hardest), False),
+        (lambda: model(pairs_of_a_class), True),
+        (lambda: model("mse", CentersInTraining()), False),
+        (lambda: model("mse", BalancesInTraining()), False),
+    ],
+)
+def test_what_compares_samples_now_and_then_is_not_cut(make: Any, labels: bool) -> None:
+    made = make()
+    data = many(labels)
+    made._symbolic_build(data_batch=data)
+    assert not StepFunction(made).cut(data).possible
+
+
+def test_a_loss_of_ones_own_is_still_cut() -> None:
+    made = model(mean_of_squares, CentersInTraining())
+    data = many()
+    made._symbolic_build(data_batch=data)
+    assert not StepFunction(made).cut(data).possible
+    made = model(mean_of_squares, keras.layers.Dropout(0.5))
+    made._symbolic_build(data_batch=data)
+    assert StepFunction(made).cut(data).separability is Separability.MEAN
+
+
+def test_rows_of_a_trial_part_the_longest_from_the_shortest() -> None:
+    ragged = tf.ragged.constant([[1], [1, 2], [1, 2, 3], [1, 2]])
+    found = slicing.sample((ragged, tf.range(4)), 3)
+    assert found[1].numpy().tolist() == [2, 1, 0]
+    padded = tf.constant([[1, 1], [1, 0], [0, 0], [1, 0]])
+    assert slicing.sample((padded,), 4)[0].numpy().tolist() == [
+        [1, 1], [1, 0], [1, 0], [0, 0],
+    ]  # fmt: skip
+    assert slicing.sample((tf.range(9.0),), 3)[0].numpy().tolist() == [0, 1, 8]
+    assert slicing.sample((tf.range(1.0),), 3)[0].numpy().tolist() == [0]

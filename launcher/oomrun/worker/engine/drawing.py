@@ -21,7 +21,7 @@ __all__ = [
     "without_batch_statistics",
 ]
 
-_ROWS = 8  # a trial has fewer; draws of another length wrap around
+_ROWS = 16  # a trial has fewer; draws of another length wrap around
 
 
 class _Draws:

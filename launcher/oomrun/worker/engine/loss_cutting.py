@@ -123,8 +123,8 @@ def find(loss: Callable[[Any], Any], data: Any, objects: Objects) -> Cut:
 
     What the loss function writes is compared too, and put back.
     """
-    rows = min(separability.ROWS, slicing.batch_size(data))
-    few = slicing.take(data, tf.constant(0), tf.constant(rows))
+    few = slicing.sample(data, separability.rows_for(slicing.batch_size(data)))
+    rows = slicing.batch_size(few)
     cut = _Trial(loss, rows, objects, corrected=True).run(few)
     if cut.found is Separability.NONE and not cut.divisors:
         # The function may undo itself what we correct, dividing a sum by its count.
@@ -202,7 +202,8 @@ class _Trial:
         """The losses of two parts as their mean and as their sum."""
         rows = self._rows
         parts, weighted = [], []
-        for start, stop in [(0, rows - 1), (rows - 1, rows)]:
+        first = separability.first_part(rows)
+        for start, stop in [(0, first), (first, rows)]:
             size, total = tf.constant(stop - start), tf.constant(rows)
             reductions = Reductions(size, total, self._divisors)
             part = self._part(

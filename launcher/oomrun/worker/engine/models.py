@@ -21,6 +21,7 @@ __all__ = [
     "evaluated",
     "evaluation_needs_trial",
     "has_own_evaluation",
+    "has_own_loss",
     "has_own_step",
     "layer_state",
     "loss_multiplied",
@@ -60,7 +61,34 @@ def needs_trial(model: Any) -> bool:
     own = ("train_step", "compute_metrics", "compute_loss")
     if any(_own(model, name) for name in own) or _has_own_metrics(model):
         return True
-    return bool(layer_state(model))
+    return bool(layer_state(model)) or _has_own_layers(model)
+
+
+def has_own_loss(model: Any) -> bool:
+    """Whether the compiled loss, or a part of it, is not one of Keras's."""
+    if _own(model, "compute_loss"):
+        return True
+    given = getattr(model._compile_loss, "_user_loss", None)
+    return any(
+        not isinstance(loss, str)
+        and loss is not None
+        and not _is_keras(getattr(loss, "fn", loss))
+        for loss in keras.tree.flatten(given)
+    )
+
+
+def _has_own_layers(model: Any) -> bool:
+    """Whether a layer may mix samples in training only, which no other trial shows."""
+    mixing = ("Lambda", "MixUp", "CutMix")
+    return any(
+        not _is_keras(type(layer)) or type(layer).__name__ in mixing
+        for layer in model._flatten_layers()
+    )
+
+
+def _is_keras(value: Any) -> bool:
+    module = getattr(value, "__module__", None) or type(value).__module__
+    return str(module).startswith("keras.")
 
 
 def layer_state(model: Any) -> list[str]:
@@ -92,10 +120,7 @@ def _has_own_metrics(model: Any) -> bool:
 def _is_own_metric(metric: Any) -> bool:
     # A function of the user's is wrapped in a metric of Keras's.
     parts = (type(metric), getattr(metric, "_fn", None))
-    return any(
-        part is not None and not str(part.__module__).startswith("keras.")
-        for part in parts
-    )
+    return any(part is not None and not _is_keras(part) for part in parts)
 
 
 def evaluation_needs_trial(model: Any) -> bool:

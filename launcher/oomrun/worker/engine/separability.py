@@ -3,8 +3,9 @@
 The engine assumes a mean over samples, and corrects what Keras's own losses do
 otherwise (``losses.py``). A loss of the user's may be a sum, or may compare samples of
 a batch with each other (a contrastive loss), and then no cut gives its gradient. So
-before the first cut the loss of a few rows is computed whole and in two unequal parts,
-with the very corrections of a real step, and compared.
+before the first cut the loss of some rows is computed whole and in two unequal parts,
+with the very corrections of a real step, and compared; a loss of the user's also for
+all of the batch, from predictions made in small passes.
 """
 
 from __future__ import annotations
@@ -13,14 +14,32 @@ import enum
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from oomrun.worker.engine import losses, slicing
 
-__all__ = ["ROWS", "Separability", "judge", "tolerance", "trial"]
+__all__ = [
+    "Separability",
+    "first_part",
+    "judge",
+    "rows_for",
+    "tolerance",
+    "trial",
+    "trial_of_all",
+]
 
-#: Rows of a trial: two unequal parts tell a mean from a sum.
-ROWS = 3
+_LEAST, _MOST = 3, 12
+
+
+def rows_for(samples: int) -> int:
+    """Rows of a trial: enough to show what depends on others, few enough to fit."""
+    return min(samples, max(_LEAST, min(_MOST, samples // 4)))
+
+
+def first_part(rows: int) -> int:
+    """Rows of the first of two unequal parts, which tell a mean from a sum."""
+    return max(1, min(rows - 1, (2 * rows + 2) // 3))
 
 
 class Separability(enum.Enum):
@@ -34,12 +53,12 @@ class Separability(enum.Enum):
 
 
 def trial(data: Any, rows: int, loss_of: Callable[[Any, Any], Any]) -> list[tf.Tensor]:
-    """Losses of the first ``rows`` rows: whole, whole again, as a mean and as a sum.
+    """Losses of ``rows`` rows: whole, whole again, as a mean and as a sum.
 
     To be traced or run eagerly.
 
     Args:
-        data: a batch of at least ``rows`` rows.
+        data: a batch of so many rows.
         rows: two or more.
         loss_of: the model's loss of a part, not training, with its reductions seen by
             the given ``losses.Divisors`` or corrected by ``losses.Reductions``.
@@ -48,7 +67,7 @@ def trial(data: Any, rows: int, loss_of: Callable[[Any, Any], Any]) -> list[tf.T
     def part(start: int, stop: int) -> Any:
         return slicing.take(data, tf.constant(start), tf.constant(stop))
 
-    bounds = [(0, rows - 1), (rows - 1, rows)]
+    bounds = [(0, first_part(rows)), (first_part(rows), rows)]
     whole = [loss_of(part(0, rows), losses.Divisors()) for _ in range(2)]
     seen = [losses.Divisors() for _ in bounds]
     for (start, stop), divisors in zip(bounds, seen, strict=True):
@@ -65,6 +84,55 @@ def trial(data: Any, rows: int, loss_of: Callable[[Any, Any], Any]) -> list[tf.T
         total = tf.cast(total, loss.dtype) + loss
         mean = tf.cast(mean, loss.dtype) + loss * ((stop - start) / rows)
     return [*map(tf.reduce_sum, whole), mean, total]
+
+
+def trial_of_all(
+    model: Any, data: Any, loss_of: Callable[..., Any]
+) -> tuple[float, ...] | None:
+    """As ``trial``, of all rows of a batch; None where it cannot be done.
+
+    Only the predictions of all rows are held, made in small passes. They carry no
+    masks, and losses that layers add are those of no pass: this tries the loss of
+    targets and predictions alone.
+
+    Args:
+        model: built and compiled.
+        data: (x, y, sample_weight).
+        loss_of: the model's loss of x, y, y_pred and sample_weight.
+    """
+    samples = slicing.batch_size(data)
+    if samples < _LEAST:
+        return None
+    try:
+        predictions = _predictions(model, data[0], max(1, samples // 8))
+    except tf.errors.ResourceExhaustedError:
+        return None
+
+    def loss_of_part(part: Any, observer: Any) -> Any:
+        x, y, sample_weight, y_pred = part
+        with losses.correcting(observer), losses.tracking_nothing(model):
+            return loss_of(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
+
+    tried = trial((*data, predictions), samples, loss_of_part)
+    return tuple(map(float, tried))
+
+
+def _predictions(model: Any, x: Any, size: int) -> Any:
+    mode = {"training": False} if model._call_has_training_arg else {}
+
+    def forward(x: Any) -> Any:
+        return model(x, **mode)
+
+    if not model.run_eagerly:
+        forward = tf.function(forward, autograph=False, reduce_retracing=True)
+    samples = slicing.batch_size(x)
+    parts = [
+        forward(
+            slicing.take(x, tf.constant(start), tf.constant(min(start + size, samples)))
+        )
+        for start in range(0, samples, size)
+    ]
+    return keras.tree.map_structure(lambda *values: tf.concat(values, 0), *parts)
 
 
 def tolerance(model: Any) -> float:

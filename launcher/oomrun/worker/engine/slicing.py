@@ -80,12 +80,15 @@ def rows(data: Any) -> tf.Tensor:
 def sample(data: Any, count: int) -> Any:
     """At most ``count`` samples of an eager batch, as different as they are easily had.
 
-    The shortest and the longest come first, of a ragged tensor or of whole numbers that
-    are padded with zeros: rows of one length would not show what depends on another.
+    Of a ragged tensor, or of whole numbers padded with zeros, the longest comes first
+    and the shortest last: what depends on the length of others shows once these are
+    parted.
     """
     samples = batch_size(data)
-    chosen = [*_extremes(data), 0, samples - 1, *range(1, samples - 1)]
-    rows = tf.constant(list(dict.fromkeys(chosen))[: min(count, samples)])
+    longest, shortest = _extremes(data)
+    others = [i for i in (longest, *range(samples)) if i != shortest]
+    chosen = [*list(dict.fromkeys(others))[: max(0, count - 1)], shortest]
+    rows = tf.constant(chosen)
 
     def pick(value: Any) -> Any:
         if isinstance(value, tf.SparseTensor):
@@ -96,7 +99,8 @@ def sample(data: Any, count: int) -> Any:
     return keras.tree.map_structure(pick, data)
 
 
-def _extremes(data: Any) -> list[int]:
+def _extremes(data: Any) -> tuple[int, int]:
+    """The places of the longest and of the shortest row."""
     for value in keras.tree.flatten(data):
         if isinstance(value, tf.RaggedTensor):
             lengths = value.row_lengths()
@@ -104,8 +108,8 @@ def _extremes(data: Any) -> list[int]:
             lengths = tf.math.count_nonzero(value, axis=1)
         else:
             continue
-        return [int(tf.argmin(lengths)), int(tf.argmax(lengths))]
-    return []
+        return int(tf.argmax(lengths)), int(tf.argmin(lengths))
+    return 0, batch_size(data) - 1
 
 
 def traced_for(function: Callable[[Any], Any], data: Any) -> Callable[[Any], Any]:

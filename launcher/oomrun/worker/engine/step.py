@@ -11,6 +11,8 @@ written: ``StepFunction.applying`` tells on which side of that line a step faile
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,6 +108,8 @@ class StepFunction:
                 found = self._try_loss(data)
             except trial.UNTRACEABLE as error:
                 return Cut(Separability.NONE, trial.cannot_trace(error))
+            if found is not Separability.NONE and models.has_own_loss(model):
+                found = self._try_loss_of_all(data, found)
             if found is Separability.NONE:
                 return Cut(found, _COMPARES)
             if found is not Separability.UNKNOWN and not models.needs_trial(model):
@@ -123,7 +127,7 @@ class StepFunction:
         )
 
     def _try_loss(self, data: Any) -> Separability:
-        few = slicing.sample(data, separability.ROWS)
+        few = slicing.sample(data, separability.rows_for(slicing.batch_size(data)))
         rows = slicing.batch_size(few)
 
         def loss_trial(data: Any) -> list[tf.Tensor]:
@@ -142,6 +146,26 @@ class StepFunction:
             self.snapshot.restore()
         tolerance = separability.tolerance(self._model)
         whole, again, mean, total = map(float, tried)
+        return separability.judge(whole, again, mean, total, tolerance=tolerance)
+
+    def _try_loss_of_all(self, data: Any, found: Separability) -> Separability:
+        """What all of the batch says of a loss of the user's; ``found`` if nothing."""
+        model = self._model
+        self.snapshot.take()
+        try:
+            tried = separability.trial_of_all(
+                model, models.unpack(data), functools.partial(models.loss_of, model)
+            )
+        except trial.UNTRACEABLE:
+            return found
+        finally:
+            self.snapshot.restore()
+        if tried is None:
+            return found
+        whole, again, mean, total = tried
+        if whole == 0 or not math.isfinite(whole):
+            return Separability.NONE  # it shows nothing: whatever is cut may be wrong
+        tolerance = separability.tolerance(model)
         return separability.judge(whole, again, mean, total, tolerance=tolerance)
 
     def run(self, data: Any, samples: int, micro_batch_size: int) -> Logs:
@@ -220,8 +244,9 @@ class StepFunction:
 
 
 _COMPARES = (
-    "its loss on a few samples is neither the mean nor the sum of its loss on parts of "
-    "them: it compares samples of a batch with each other, or adds sums to means"
+    "its loss on some samples is neither the mean nor the sum of its loss on parts of "
+    "them (it compares samples of a batch with each other, divides by what it finds in "
+    "the batch, or adds sums to means), or it is 0 and shows nothing"
 )
 
 

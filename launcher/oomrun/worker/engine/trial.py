@@ -28,22 +28,19 @@ from oomrun.worker.engine import (
     losses,
     models,
     returning,
+    separability,
     slicing,
 )
 from oomrun.worker.engine.applying import Apply, optimizers_of
 from oomrun.worker.engine.snapshot import Snapshot
 
 __all__ = [
-    "ROWS",
     "UNTRACEABLE",
     "Verdict",
     "cannot_trace",
     "try_evaluation",
     "try_step",
 ]
-
-#: Two unequal parts, of two rows and of one.
-ROWS = 3
 
 _RATE = 1e-2
 #: What tracing a step raises that cannot be traced, or run, on a few rows.
@@ -93,14 +90,23 @@ def try_step(
         snapshot: of the model's mutable variables.
         sums: its losses are sums over samples.
     """
-    few = slicing.sample(data, ROWS)
+    samples = slicing.batch_size(data)
+    counts = [separability.rows_for(samples), min(samples, 3)]
+    for count in dict.fromkeys(counts):
+        try:
+            return _try_rows(model, slicing.sample(data, count), snapshot, sums)
+        except tf.errors.ResourceExhaustedError:
+            continue
+    return Verdict(reason="not even a few rows fit into memory, so it was not tried")
+
+
+def _try_rows(model: Any, few: Any, snapshot: Snapshot, sums: bool) -> Verdict:
     rows = slicing.batch_size(few)
     variables = _variables(model)
     try:
         whole, again = _runs(model, _whole(model, rows), few, variables, 2)
-        (parts,) = _runs(
-            model, _in_parts(model, rows, snapshot, sums), few, variables, 1
-        )
+        in_parts = _in_parts(model, rows, snapshot, sums)
+        (parts,) = _runs(model, in_parts, few, variables, 1)
     except returning.NotCuttableError as error:
         return Verdict(reason=str(error))
     except UNTRACEABLE as error:
@@ -110,7 +116,7 @@ def try_step(
 
 def try_evaluation(model: Any, data: Any) -> Verdict:
     """Tries which metrics can be had from parts of a batch; ``reason`` stays empty."""
-    few = slicing.sample(data, ROWS)
+    few = slicing.sample(data, separability.rows_for(slicing.batch_size(data)))
     rows = slicing.batch_size(few)
     variables = _variables(model)
 
@@ -134,7 +140,8 @@ def try_evaluation(model: Any, data: Any) -> Verdict:
 
 
 def _evaluated_in_parts(model: Any, data: Any, rows: int) -> returning.Returned:
-    bounds = [(0, max(1, rows - 1)), (max(1, rows - 1), rows)]
+    first = separability.first_part(rows)
+    bounds = [(0, first), (first, rows)]
     kept = [(v, tf.identity(v.value)) for v in model.metrics_variables]
 
     def pass_over(start: int, stop: int, share: float, observer: Any) -> Any:
@@ -245,7 +252,8 @@ def _in_parts(
         descent = _Descent()
         snapshot.take()
         cutter = cutting.Cutter(model, snapshot, sums=sums)
-        batch = cutting.Batch(data, tf.constant(max(1, rows - 1)))
+        size = separability.first_part(rows)
+        batch = cutting.Batch(data, tf.constant(size))
         returned = cutter.step(batch, descent, around=_by_row)
         return descent.gradients, returned.last, returned.mean
 
@@ -281,6 +289,8 @@ def _judge(
     model: Any, variables: Sequence[Any], whole: _Run, again: _Run, parts: _Run
 ) -> Verdict:
     tolerance = _tolerance(model)
+    if not all(np.isfinite(gradient).all() for gradient in whole.gradients):
+        return Verdict(reason="its gradients on a few samples are not finite")
     if not _alike(whole.gradients, again.gradients, tolerance):
         return Verdict(
             reason="its step draws random numbers in a way that cannot be followed, so "
