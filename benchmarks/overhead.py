@@ -1,6 +1,6 @@
 """Step time of ``fit`` under oomrun against plain ``fit``, in pairs within one process.
 
-    python -m benchmarks.overhead [--rounds 15] [--splits 1,4,16]
+    PYTHONPATH=tests python -m benchmarks.overhead [--rounds 15] [--splits 1,4,16]
 
 For each model, the same ``fit`` is timed in turn plain and with the engine in place,
 on models that are warm; the ratio is taken pair by pair and its median reported. The
@@ -12,13 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +23,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import numpy as np
-from keras.src.backend.tensorflow import trainer as keras_trainer
 
-from oomrun.core.launch import Launch
-from oomrun.core.plan import DevicePlan, Plan
-from oomrun.worker import keras_adapter
-from oomrun.worker.channel import Channel
-from oomrun.worker.session import Session
-
-_HOOKED = (
-    "fit",
-    "make_train_function",
-    "make_test_function",
-    "make_predict_function",
-    "_get_metrics_result_or_logs",
-)
+from engine.harness import Engine
 
 
 def cnn() -> tuple[Any, Any, Any, int]:
@@ -97,75 +81,6 @@ MODELS: dict[str, Callable[[], tuple[Any, Any, Any, int]]] = {
     "transformer": transformer,
     "dense": dense,
 }
-
-
-class Engine:
-    """Keras with and without oomrun's hooks, in one process."""
-
-    def __init__(self, folder: str) -> None:
-        ours, theirs = socket.socketpair()
-        threading.Thread(target=_drain, args=(theirs,), daemon=True).start()
-        channel = Channel(ours.detach())
-        self._trainer = keras_trainer.TensorFlowTrainer
-        self._plain = self._hooks()
-        self.session = Session(_launch(folder), channel)
-        keras_adapter.install(self.session)
-        self._engine = self._hooks()
-        self._use(self._plain)
-
-    def _hooks(self) -> dict[str, Any]:
-        hooks = {name: getattr(self._trainer, name) for name in _HOOKED}
-        return {**hooks, "TFEpochIterator": keras_trainer.TFEpochIterator}
-
-    def _use(self, hooks: dict[str, Any]) -> None:
-        for name in _HOOKED:
-            setattr(self._trainer, name, hooks[name])
-        keras_trainer.TFEpochIterator = hooks["TFEpochIterator"]
-
-    @contextmanager
-    def on(self, micro_batch_size: int) -> Iterator[None]:
-        """The engine in place, with a micro-batch."""
-        self._use(self._engine)
-        self.session.micro_batches._limits["gradients"] = micro_batch_size
-        try:
-            yield
-        finally:
-            self._use(self._plain)
-
-
-def _drain(theirs: socket.socket) -> None:
-    while theirs.recv(65536):
-        pass
-
-
-def _launch(folder: str) -> Launch:
-    device = DevicePlan(id="cpu:0", kind="cpu", limit_bytes=None, budget_bytes=None)
-    plan = Plan(
-        strategy="single",
-        strategy_reason="",
-        global_batch_size=None,
-        memory_mode="growth",
-        devices=(device,),
-    )
-    return Launch(
-        attempt=1,
-        rank=0,
-        plan=plan,
-        program_kind="script",
-        program="",
-        args=(),
-        run_id="benchmark",
-        seed=0,
-        checkpoint_dir=folder,
-        checkpoint_every_steps=None,
-        checkpoint_every_s=None,
-        keep=1,
-        in_process=True,
-        micro_batch_max=None,
-        micro_batch_fixed=None,
-        global_batch_size=None,
-        last_step=0,
-    )
 
 
 class _StepTimes(keras.callbacks.Callback):  # type: ignore[misc]
@@ -238,7 +153,7 @@ def main() -> None:
     parser.add_argument("--splits", default="1,4,16")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        engine = Engine(str(Path(folder)))
+        engine = Engine(Path(folder))
         results = [
             measure(engine, name, int(split), arguments.rounds)
             for name in arguments.models.split(",")
