@@ -12,6 +12,8 @@ DEMO := $(BUILD)/demo
 CODE := launcher strategies tests benchmarks configs docs
 BENCHMARKS := $(filter-out __init__ kills,$(basename $(notdir $(wildcard benchmarks/*.py))))
 RUNS ?= 50
+# One more than cores: tests that run out of memory mostly wait for TensorFlow to say so.
+JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 
 .PHONY: help demo test check chaos keras-suite versions bench clean
 .DELETE_ON_ERROR:
@@ -28,7 +30,7 @@ demo: $(VENV)/.demo ## set up, run the main job, show how it went
 	cd $(DEMO) && $(abspath $(BIN))/oomrun status runs/quickstart
 
 test: check ## set up, run all checks and all tests but the slow ones
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(JOBS) --dist loadfile
 
 check: $(VENV)/.test ## lint, types, import contracts
 	$(BIN)/ruff check $(CODE)

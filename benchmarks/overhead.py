@@ -27,39 +27,41 @@ import numpy as np
 from engine.harness import Engine
 
 
-def cnn() -> tuple[Any, Any, Any, int]:
+def cnn(width: int = 16, batch: int = 64, steps: int = 8) -> tuple[Any, Any, Any, int]:
     """The quickstart's network."""
     layers = keras.layers
     model = keras.Sequential(
         [
             keras.Input((64, 64, 1)),
-            layers.Conv2D(16, 3, activation="relu"),
+            layers.Conv2D(width, 3, activation="relu"),
             layers.MaxPooling2D(),
-            layers.Conv2D(32, 3, activation="relu"),
+            layers.Conv2D(2 * width, 3, activation="relu"),
             layers.MaxPooling2D(),
             layers.Flatten(),
             layers.Dense(10, activation="softmax"),
         ]
     )
-    x = np.random.default_rng(0).random((512, 64, 64, 1), dtype="float32")
-    return model, x, np.arange(512) % 10, 64
+    count = steps * batch
+    x = np.random.default_rng(0).random((count, 64, 64, 1), dtype="float32")
+    return model, x, np.arange(count) % 10, batch
 
 
-def transformer() -> tuple[Any, Any, Any, int]:
-    """Two encoder blocks over 64 tokens."""
+def transformer(width: int = 64, steps: int = 8) -> tuple[Any, Any, Any, int]:
+    """Two encoder blocks over as many tokens as they are wide."""
     layers = keras.layers
-    tokens = keras.Input((64,), dtype="int32")
-    hidden = layers.Embedding(1000, 64)(tokens)
+    tokens = keras.Input((width,), dtype="int32")
+    hidden = layers.Embedding(1000, width)(tokens)
     for _ in range(2):
-        attended = layers.MultiHeadAttention(4, 16)(hidden, hidden)
+        attended = layers.MultiHeadAttention(4, width // 4)(hidden, hidden)
         hidden = layers.LayerNormalization()(hidden + attended)
-        wide = layers.Dense(256, activation="gelu")(hidden)
-        hidden = layers.LayerNormalization()(hidden + layers.Dense(64)(wide))
+        wide = layers.Dense(4 * width, activation="gelu")(hidden)
+        hidden = layers.LayerNormalization()(hidden + layers.Dense(width)(wide))
     output = layers.Dense(10, activation="softmax")(
         layers.GlobalAveragePooling1D()(hidden)
     )
-    x = np.random.default_rng(0).integers(0, 1000, (512, 64))
-    return keras.Model(tokens, output), x, np.arange(512) % 10, 64
+    count = steps * 64
+    x = np.random.default_rng(0).integers(0, 1000, (count, width))
+    return keras.Model(tokens, output), x, np.arange(count) % 10, 64
 
 
 def dense() -> tuple[Any, Any, Any, int]:
@@ -79,6 +81,9 @@ def dense() -> tuple[Any, Any, Any, int]:
 MODELS: dict[str, Callable[[], tuple[Any, Any, Any, int]]] = {
     "cnn": cnn,
     "transformer": transformer,
+    # Steps as long as those that are cut in earnest: a pass has work to do.
+    "cnn_large": lambda: cnn(width=32, batch=256, steps=4),
+    "transformer_large": lambda: transformer(width=160, steps=4),
     "dense": dense,
 }
 

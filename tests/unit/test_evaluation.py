@@ -12,7 +12,8 @@ import tensorflow as tf
 from keras import layers
 
 from oomrun.worker.engine import trial
-from oomrun.worker.engine.evaluation import PredictFunction, TestFunction
+from oomrun.worker.engine.evaluation import TestFunction
+from oomrun.worker.engine.prediction import PredictFunction
 
 ROWS = 7
 
@@ -161,7 +162,37 @@ def test_what_did_not_fit_is_taken_again_in_smaller_parts() -> None:
     assert sizes.failed == [7, 3]
     model.make_predict_function()
     sizes = Sizes(ROWS)
-    predict = PredictFunction(model.predict_function, sizes)
+    predict = PredictFunction(model, model.predict_function, sizes, refused)
     found = predict([(tf.constant(x),)])
     np.testing.assert_allclose(found, apart + y, rtol=1e-12)
     assert sizes.failed == [7, 3]
+
+
+def refused() -> None:
+    raise AssertionError("it can be cut")
+
+
+class Centers(layers.Layer):  # type: ignore[misc]
+    def call(self, x: Any) -> Any:
+        return x - tf.reduce_mean(x, 0)
+
+
+class Norm(layers.Layer):  # type: ignore[misc]
+    def call(self, x: Any) -> Any:
+        return tf.reduce_sum(tf.square(x))
+
+
+@pytest.mark.parametrize("cls", [Centers, Norm])
+def test_predictions_that_depend_on_the_batch_are_not_cut(cls: Any) -> None:
+    x = keras.Input((3,))
+    model = keras.Model(x, {"a": x, "b": cls()(x)})
+    model.make_predict_function()
+    told: list[int] = []
+    function = PredictFunction(
+        model, model.predict_function, Sizes(3), lambda: told.append(1)
+    )
+    data = [(tf.random.normal((ROWS, 3), dtype=tf.float64),)]
+    found, wanted = function(data), model.predict_function(data)
+    np.testing.assert_array_equal(found["b"], wanted["b"])
+    function(data)
+    assert told == [1]

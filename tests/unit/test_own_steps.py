@@ -386,3 +386,73 @@ def test_a_layer_that_could_draw_but_does_not_is_not_named(rate: float) -> None:
     data = slicing.as_tensors(batch())
     building.from_batch(model, data)
     assert StepFunction(model).cut(data).draws == (rate > 0)
+
+
+class WritesElsewhere(LowLevel):
+    """Counts in a variable that is nobody's."""
+
+    def train_step(self, data: Any) -> Any:
+        logs = super().train_step(data)
+        COUNTER[0].assign_add(1.0)
+        return logs
+
+
+COUNTER: list[Any] = []
+
+
+class SaysSo(LowLevel):
+    def train_step(self, data: Any) -> Any:
+        return {**super().train_step(data), "text": tf.constant("hello")}
+
+
+class DrawsStateful(LowLevel):
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        return super().train_step((x + tf.random.normal(tf.shape(x), dtype=x.dtype), y))
+
+
+def test_variables_of_nobody_and_values_that_are_no_numbers() -> None:
+    COUNTER[:] = [tf.Variable(0.0, name="counter")]
+    data = slicing.as_tensors(batch())
+    for cls, reason in ((WritesElsewhere, "Keras does not know"), (SaysSo, "'text'")):
+        model = network(cls)
+        building.from_batch(model, data)
+        found = StepFunction(model).cut(data)
+        assert not found.possible
+        assert reason in found.reason
+    assert COUNTER[0].numpy() == 0
+    model = network(DrawsStateful)
+    building.from_batch(model, data)
+    found = StepFunction(model).cut(data)
+    assert found.possible
+    assert found.draws
+
+
+class CountsInPython(LowLevel):
+    calls = 0
+
+    def train_step(self, data: Any) -> Any:
+        self.calls += 1
+        logs = super().train_step(data)
+        return {**logs, "calls": float(self.calls)}
+
+
+def test_numbers_kept_in_python_are_not_counted_once_a_part() -> None:
+    model = network(CountsInPython)
+    model.compile("sgd", run_eagerly=True)
+    model.calls = 4
+    data = slicing.as_tensors(batch())
+    building.from_batch(model, data)
+    model.calls = 5
+    found = StepFunction(model).cut(data)
+    assert "in Python" in found.reason
+    assert model.calls == 5
+
+
+def test_a_variable_that_keras_does_not_know_is_named() -> None:
+    model = network(LowLevel)
+    model.beta = tf.Variable(1.0)
+    ((code, text),) = caveats.of_variables(model)
+    assert code == "variables-not-saved"
+    assert ".beta" in text
+    assert not list(caveats.of_variables(network(LowLevel)))

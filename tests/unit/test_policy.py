@@ -87,6 +87,13 @@ def test_an_oom_that_nothing_can_be_done_about(
     assert decision.exit_code == 3
 
 
+def test_a_loop_of_the_script_s_own_is_one_explanation() -> None:
+    decision = decide(ended(Cause.DEVICE_OOM), state(), LIMITS)
+    assert isinstance(decision, Fail)
+    assert "before any batch was trained by fit or oomrun.Loop" in decision.reason
+    assert "docs/custom-loops.md" in decision.reason
+
+
 def test_the_oom_ladder_ends() -> None:
     now, sizes = state(global_batch_size=1000, micro_batch_failed=1000), []
     while isinstance(d := decide(ended(Cause.DEVICE_OOM), now, LIMITS), Restart):

@@ -137,8 +137,11 @@ def _after_device_oom(
         )
     if failed is None:
         return Fail(
-            reason=f"{diagnosis.summary}, before any batch was trained: the model "
-            "itself, or what the script puts on the device, is larger than the limit",
+            reason=f"{diagnosis.summary}, before any batch was trained by fit or "
+            "oomrun.Loop: the model itself, or what the script puts on the device, is "
+            "larger than the limit, or the script trains in a loop of its own, which "
+            "cannot be cut into micro-batches unless it is written with oomrun.Loop "
+            "(docs/custom-loops.md)",
             exit_code=3,
         )
     share = state.global_batch_size or failed

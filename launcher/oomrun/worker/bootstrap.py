@@ -44,6 +44,8 @@ def main() -> int:
     ended = _run(settings)
     if ended.outcome != "raised":
         session.settle()
+    if ended.outcome == "finished":
+        session.script_finished()
     session.store.wait()
     channel.send(ended)
     _flush()

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from oomrun.worker.engine.step import Cut
 
-__all__ = ["has_batch_norm", "of_a_cut", "of_metrics"]
+__all__ = ["has_batch_norm", "of_a_cut", "of_metrics", "of_prediction", "of_variables"]
 
 
 def has_batch_norm(model: Any) -> bool:
@@ -52,6 +53,23 @@ def of_a_cut(model: Any, found: Cut, batch_norm: str) -> Iterator[tuple[str, str
         )
 
 
+def of_variables(model: Any) -> Iterator[tuple[str, str]]:
+    """A note where the model keeps variables that no checkpoint has."""
+    names = [
+        f"{owner.name}.{name}"
+        for owner in model._flatten_layers()
+        for name, value in vars(owner).items()
+        if isinstance(value, tf.Variable)
+    ]
+    if names:
+        yield (
+            "variables-not-saved",
+            f"{', '.join(names)} of {model.name}: a tf.Variable, which Keras does not "
+            "know, so after a restart it has its first value again. add_weight, or a "
+            "keras.Variable, is saved",
+        )
+
+
 def of_metrics(name: str, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
     """A note where metrics cannot be had from parts of a batch."""
     if metrics:
@@ -61,3 +79,13 @@ def of_metrics(name: str, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
             "what it reports of a batch that was cut is that of its micro-batches. "
             "The weights are not concerned",
         )
+
+
+def of_prediction(name: str) -> tuple[str, str]:
+    """The note where predictions of rows depend on the other rows."""
+    return (
+        "prediction-not-cut",
+        f"a prediction of {name} depends on the other rows of its batch, or is not one "
+        "for each row: its batches are not cut in predict. A smaller batch_size there "
+        "needs less memory",
+    )

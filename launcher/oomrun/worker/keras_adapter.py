@@ -26,7 +26,8 @@ from oomrun.worker import (
     randomness,
 )
 from oomrun.worker.engine import drawing, models, slicing
-from oomrun.worker.engine.evaluation import PredictFunction, TestFunction
+from oomrun.worker.engine.evaluation import TestFunction
+from oomrun.worker.engine.prediction import PredictFunction
 from oomrun.worker.engine.trial import Verdict
 from oomrun.worker.fit_call import FitCall
 from oomrun.worker.position import EpochIterator
@@ -266,7 +267,10 @@ def _hook_test_functions(session: Session) -> None:
         if model.predict_function is None or force:
             make_predict(model, force=True)
             model.predict_function = PredictFunction(
-                model.predict_function, session.micro_batches
+                model,
+                model.predict_function,
+                session.micro_batches,
+                lambda: session.note(*caveats.of_prediction(model.name)),
             )
         return model.predict_function
 

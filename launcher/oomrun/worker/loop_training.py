@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from oomrun.worker import batch_spec
 from oomrun.worker.engine import slicing
-from oomrun.worker.engine.loss_cutting import SEED, Cut
+from oomrun.worker.engine.loss_cutting import Cut
 from oomrun.worker.engine.loss_step import LossStep
 from oomrun.worker.engine.objects import Objects
 from oomrun.worker.engine.separability import Separability
@@ -187,7 +187,7 @@ def _caveats(objects: Objects, cut: Cut, batch_norm: str) -> Iterator[tuple[str,
             "micro-batch, so a step in micro-batches is not exactly that of the whole "
             "batch. LayerNormalization or GroupNormalization would not depend on it",
         )
-    if any(kept.path.endswith(SEED) for kept in objects.non_trainable_variables):
+    if cut.draws:
         yield (
             "random-layers",
             "the loop draws random numbers (Dropout, noise): each micro-batch draws "

@@ -50,6 +50,11 @@ class MicroBatches:
             bounds += [settings.micro_batch_max, settings.micro_batch_fixed]
         return min(bound for bound in bounds if bound is not None)
 
+    @property
+    def used(self) -> bool:
+        """Whether a pass of training or evaluation has been made."""
+        return any(self._ran.values())
+
     def ran(self, size: int, phase: str = "gradients") -> None:
         """Notes a size that has just worked."""
         self._ran[phase] = max(self._ran[phase], size)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -70,9 +71,13 @@ class Session:
     # -- reporting -------------------------------------------------------------
 
     def note(self, code: str, text: str) -> None:
-        """Tells a person something, once a process."""
-        if code not in self._notes:
-            self._notes.add(code)
+        """Tells a person something, once a process.
+
+        Names that Keras numbers (``sequential_12``) do not make it another thing.
+        """
+        known = code + re.sub(r"(?<=[a-z])_[0-9]+\b", "", text)
+        if known not in self._notes:
+            self._notes.add(known)
             self._send(ev.Noted, code=code, text=text)
 
     def phase(self, name: str) -> None:
@@ -336,6 +341,17 @@ class Session:
             self.store.wait()
 
     # -- leaving ---------------------------------------------------------------
+
+    def script_finished(self) -> None:
+        """The script has come to its end; says so if it used nothing of ours."""
+        if not (self._fits or self.step or self.micro_batches.used):
+            self.note(
+                "nothing-managed",
+                "the script called neither fit, train_on_batch nor oomrun.Loop, so "
+                "oomrun had nothing to manage: a training loop of its own is neither "
+                "cut into micro-batches nor saved, unless it is written with "
+                "oomrun.Loop (docs/custom-loops.md)",
+            )
 
     def leave_stopped(self) -> NoReturn:
         """Ends the process since we were asked to; the checkpoint is complete."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from oomrun.worker import building, caveats, checkpointing
@@ -87,6 +88,9 @@ class TrainFunction:
             building.from_batch(self._model, data)
             self._restore_pending()
             self._function = step.StepFunction(self._model)
+            self._function.trace_for(self._spec(data))
+            for note in caveats.of_variables(self._model):
+                self._session.note(*note)
         samples = slicing.batch_size(data)
         # Not in a train_on_batch, nor in a fit that a callback calls within another.
         in_fit = session.fit is not None and session.fit.model is self._model
@@ -111,6 +115,18 @@ class TrainFunction:
         elif session.fit is None:
             session.lone_step(samples, seconds, _loss(logs))
         return logs
+
+    def _spec(self, data: Any) -> Any:
+        """Shapes and dtypes of this fit's batches; None where it is not in one."""
+        call = self._session.fit
+        if call is None or call.model is not self._model or call.iterator is None:
+            return None
+        spec = call.iterator.element_spec
+        try:
+            keras.tree.assert_same_structure(spec, data)
+        except (TypeError, ValueError):
+            return None  # a generator's None, for one, is an Optional in the spec
+        return spec
 
     def _restore_pending(self) -> None:
         call = self._session.fit

@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from oomrun.worker.engine import drawing, losses, models, slicing
+from oomrun.worker.engine import drawing, losses, models, slicing, written
 from oomrun.worker.engine.applying import Apply, Tapes, intercepting, optimizers_of
 from oomrun.worker.engine.gradients import GradientSum
 from oomrun.worker.engine.returning import (
@@ -172,10 +172,11 @@ class Cutter:
                         "optimizer (the optimizer's own clipnorm, global_clipnorm and "
                         "clipvalue can be cut)"
                     )
-            _check_writes(graph, self._model)
+            written.check(graph, self._model)
             if self._own and not applies:
                 raise NotCuttableError("its train_step calls no optimizer")
-            return Scouted(applies, specs(logs), logs, divisors, bool(drawn))
+            draws = bool(drawn) or written.draws(graph)
+            return Scouted(applies, specs(logs), logs, divisors, draws)
 
     def step(
         self, batch: Batch, on_apply: OnApply, around: Around | None = None
@@ -326,13 +327,3 @@ class Cutter:
 def _share(part: Any, whole: Any) -> tf.Tensor:
     # 64 bits, also where the model computes in 32: it is cast where it is used.
     return tf.cast(part, tf.float64) / tf.cast(whole, tf.float64)
-
-
-def _check_writes(graph: Any, model: Any) -> None:
-    """Refuses a step that writes weights without an optimizer."""
-    weights = {id(weight.value.handle) for weight in model.trainable_weights}
-    inside = {id(held) for given, held in graph.captures if id(given) in weights}
-    for operation in graph.get_operations():
-        writes = operation.type.startswith(("Assign", "ResourceApply", "ResourceScatt"))
-        if writes and id(operation.inputs[0]) in inside:
-            raise NotCuttableError("its step writes weights without an optimizer")

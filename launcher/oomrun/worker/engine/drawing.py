@@ -21,7 +21,7 @@ __all__ = [
     "without_batch_statistics",
 ]
 
-_ROWS = 16  # a trial has fewer; draws of another length wrap around
+_ROWS = 16  # rows beyond have the numbers of the first ones again
 
 
 class _Draws:
@@ -104,7 +104,9 @@ def drawing_by_row(start: Any, rows: Any) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for owner, name, function in replaced:
             stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, function)
+            # A step that AutoGraph converts would convert our function with it.
+            kept = tf.autograph.experimental.do_not_convert(function)
+            setattr(owner, name, kept)
         yield
 
 

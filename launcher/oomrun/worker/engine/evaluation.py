@@ -1,7 +1,7 @@
-"""Evaluation and prediction in as many passes as memory asks for.
+"""Evaluation in as many passes as memory asks for.
 
-Metrics add up over parts of a batch as they do over batches, and predictions are
-joined, so a batch that does not fit is cut; training's micro-batch is not touched.
+Metrics add up over parts of a batch as they do over batches, so a batch that does not
+fit is cut; training's micro-batch is not touched.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import keras
 import tensorflow as tf
 
 from oomrun.worker.engine import losses, models, returning, slicing, trial
 
-__all__ = ["PredictFunction", "TestFunction"]
+__all__ = ["Sizes", "TestFunction"]
 
 
 class Sizes(Protocol):
@@ -51,6 +50,7 @@ class TestFunction:
         self._part = self._compiled(self._part_step)
         self._divisors = self._compiled(self._divisors_step)
         self._verdict: trial.Verdict | None = None
+        self._none: list[Any] | None = None  # once it is known that there are none
 
     def __call__(self, iterator: Any) -> Any:
         logs = None
@@ -114,9 +114,7 @@ class TestFunction:
 
     def _try(self, data: Any) -> trial.Verdict:
         if self._verdict is None:
-            self._verdict = trial.Verdict()
-            if models.evaluation_needs_trial(self._model):
-                self._verdict = trial.try_evaluation(self._model, data)
+            self._verdict = trial.try_evaluation(self._model, data)
             self._on_cut(self._verdict)
         return self._verdict
 
@@ -128,6 +126,8 @@ class TestFunction:
 
     def _total_divisors(self, data: Any, samples: int) -> list[Any]:
         """Divisors of the losses of the whole batch, from passes of the same size."""
+        if self._none is not None:
+            return self._none
         start, totals = 0, None
         while start < samples:
             size = min(self._sizes.size(samples, "evaluate"), samples - start)
@@ -136,7 +136,8 @@ class TestFunction:
             if done is None:
                 continue
             if all(value is None for value in done[0]):
-                return list(done[0])
+                self._none = list(done[0])
+                return self._none
             totals = done[0] if totals is None else losses.total([totals, done[0]])
             start += size
         return list(totals or ())
@@ -153,50 +154,5 @@ class TestFunction:
         return seen.values
 
 
-class PredictFunction:
-    """Keras's predict function over a list of batches, cut where they must be."""
-
-    def __init__(self, original: Any, sizes: Sizes) -> None:
-        self._original, self._sizes = original, sizes
-
-    def __call__(self, batches: Any) -> Any:
-        try:
-            samples = slicing.batch_size(slicing.as_tensors(batches[0]))
-        except ValueError:
-            return self._original(batches)
-        if self._sizes.size(samples, "evaluate") >= samples:
-            try:
-                return self._original(batches)
-            except tf.errors.ResourceExhaustedError as error:
-                message = str(error)
-            if not self._sizes.shrink(samples, samples, "predict", message, safe=True):
-                raise tf.errors.ResourceExhaustedError(None, None, message)
-        parts = [self._predict(slicing.as_tensors(data)) for data in batches]
-        return _joined(parts)
-
-    def _predict(self, data: Any) -> Any:
-        samples = slicing.batch_size(data)
-        start, parts = 0, []
-        while start < samples:
-            size = min(self._sizes.size(samples, "evaluate"), samples - start)
-            try:
-                parts.append(self._original([_cut(data, start, start + size)]))
-            except tf.errors.ResourceExhaustedError as error:
-                message = str(error)
-            else:
-                self._sizes.ran(size, "evaluate")
-                start += size
-                continue
-            if not self._sizes.shrink(size, samples, "predict", message, safe=True):
-                raise tf.errors.ResourceExhaustedError(None, None, message)
-        return _joined(parts)
-
-
 def _cut(data: Any, start: int, stop: int) -> Any:
     return slicing.take(data, tf.constant(start), tf.constant(stop))
-
-
-def _joined(parts: list[Any]) -> Any:
-    if len(parts) == 1:
-        return parts[0]
-    return keras.tree.map_structure(lambda *values: tf.concat(values, 0), *parts)

@@ -19,7 +19,6 @@ from oomrun.worker.engine.applying import optimizers_of
 __all__ = [
     "cannot_step",
     "evaluated",
-    "evaluation_needs_trial",
     "has_own_evaluation",
     "has_own_loss",
     "has_own_step",
@@ -121,12 +120,6 @@ def _is_own_metric(metric: Any) -> bool:
     # A function of the user's is wrapped in a metric of Keras's.
     parts = (type(metric), getattr(metric, "_fn", None))
     return any(part is not None and not _is_keras(part) for part in parts)
-
-
-def evaluation_needs_trial(model: Any) -> bool:
-    """As ``needs_trial``, for ``test_step``."""
-    own = ("test_step", "compute_metrics", "compute_loss")
-    return any(_own(model, name) for name in own) or _has_own_metrics(model)
 
 
 def evaluated(model: Any, data: Any, share: Any = 1.0, observer: Any = None) -> Any:

@@ -85,7 +85,10 @@ def specs(logs: Any) -> dict[str, tf.TensorSpec]:
             tensor = tf.convert_to_tensor(value)
         except (TypeError, ValueError):
             tensor = None
-        if tensor is None or not tensor.shape.is_fully_defined():
+        numeric = tensor is not None and (
+            tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool
+        )
+        if not numeric or not tensor.shape.is_fully_defined():
             raise NotCuttableError(
                 f"its train_step returns {name!r}, which is not a number or a tensor "
                 "whose shape is alike for all batches"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -23,18 +23,31 @@ __all__ = [
     "Separability",
     "first_part",
     "judge",
+    "on_some_rows",
     "rows_for",
     "tolerance",
     "trial",
     "trial_of_all",
 ]
 
-_LEAST, _MOST = 3, 12
+T = TypeVar("T")
+
+_LEAST, _MOST = 3, 64
 
 
 def rows_for(samples: int) -> int:
     """Rows of a trial: enough to show what depends on others, few enough to fit."""
     return min(samples, max(_LEAST, min(_MOST, samples // 4)))
+
+
+def on_some_rows(data: Any, run: Callable[[Any], T]) -> T | None:
+    """What ``run`` gives for some rows of ``data``, fewer where those do not fit."""
+    for count in dict.fromkeys((rows_for(slicing.batch_size(data)), 3, 2)):
+        try:
+            return run(slicing.sample(data, count))
+        except tf.errors.ResourceExhaustedError:
+            continue
+    return None
 
 
 def first_part(rows: int) -> int:

@@ -10,6 +10,7 @@ written: ``StepFunction.applying`` tells on which side of that line a step faile
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -69,6 +70,8 @@ class StepFunction:
         self.snapshot = Snapshot(model)
         self._line = Line()
         self._optimizers = 0
+        self._spec: Any = None
+        self._parts_traced = False
         self._whole = self._compiled(self._whole_step)
         self._parts = self._compiled(self._split_step)
         self._cut: Cut | None = None
@@ -127,10 +130,17 @@ class StepFunction:
         )
 
     def _try_loss(self, data: Any) -> Separability:
-        few = slicing.sample(data, separability.rows_for(slicing.batch_size(data)))
+        tried = separability.on_some_rows(data, self._losses_of)
+        if tried is None:
+            return Separability.UNKNOWN
+        whole, again, mean, total = tried
+        tolerance = separability.tolerance(self._model)
+        return separability.judge(whole, again, mean, total, tolerance=tolerance)
+
+    def _losses_of(self, few: Any) -> tuple[float, ...]:
         rows = slicing.batch_size(few)
 
-        def loss_trial(data: Any) -> list[tf.Tensor]:
+        def losses(data: Any) -> list[tf.Tensor]:
             return separability.trial(
                 data,
                 rows,
@@ -138,15 +148,12 @@ class StepFunction:
             )
 
         eager = self._model.run_eagerly
-        run = loss_trial if eager else slicing.traced_for(loss_trial, few)
+        run = losses if eager else slicing.traced_for(losses, few)
         self.snapshot.take()
         try:
-            tried = run(few)
+            return tuple(map(float, run(few)))
         finally:
             self.snapshot.restore()
-        tolerance = separability.tolerance(self._model)
-        whole, again, mean, total = map(float, tried)
-        return separability.judge(whole, again, mean, total, tolerance=tolerance)
 
     def _try_loss_of_all(self, data: Any, found: Separability) -> Separability:
         """What all of the batch says of a loss of the user's; ``found`` if nothing."""
@@ -168,6 +175,23 @@ class StepFunction:
         tolerance = separability.tolerance(model)
         return separability.judge(whole, again, mean, total, tolerance=tolerance)
 
+    def trace_for(self, spec: Any) -> None:
+        """Has the steps traced for batches of ``spec``, as plain Keras has them.
+
+        Otherwise the first batch's size would be in its shape, and a smaller last one
+        be traced anew: Python values in the step would be read again, and operations
+        that draw random numbers begin again.
+        """
+        self._spec = spec
+        self._trace(self._whole, spec)
+
+    def _trace(self, function: Any, *specs: Any) -> None:
+        if self._model.run_eagerly or specs[0] is None:
+            return
+        # Batches that are unlike their spec are traced when they come.
+        with contextlib.suppress(TypeError, ValueError):
+            function.get_concrete_function(*specs)
+
     def run(self, data: Any, samples: int, micro_batch_size: int) -> Logs:
         """One optimizer step over ``data``.
 
@@ -185,6 +209,9 @@ class StepFunction:
         """
         if micro_batch_size >= samples:
             return self._whole(data)  # type: ignore[no-any-return]
+        if not self._parts_traced:
+            self._parts_traced = True
+            self._trace(self._parts, self._spec, tf.TensorSpec((), tf.int32))
         return self._parts(  # type: ignore[no-any-return]
             data, tf.constant(micro_batch_size, tf.int32)
         )

@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from oomrun.worker.engine import (
+    comparing,
     cutting,
     drawing,
     losses,
@@ -90,20 +91,21 @@ def try_step(
         snapshot: of the model's mutable variables.
         sums: its losses are sums over samples.
     """
-    samples = slicing.batch_size(data)
-    counts = [separability.rows_for(samples), min(samples, 3)]
-    for count in dict.fromkeys(counts):
-        try:
-            return _try_rows(model, slicing.sample(data, count), snapshot, sums)
-        except tf.errors.ResourceExhaustedError:
-            continue
-    return Verdict(reason="not even a few rows fit into memory, so it was not tried")
+    found = separability.on_some_rows(
+        data, lambda few: _try_rows(model, few, snapshot, sums)
+    )
+    return found or Verdict(reason="not even two rows fit into memory to try it on")
 
 
 def _try_rows(model: Any, few: Any, snapshot: Snapshot, sums: bool) -> Verdict:
     rows = slicing.batch_size(few)
     variables = _variables(model)
+    before = _plain_state(model)
     try:
+        # First of all: what it refuses must not be run, not even on a few rows.
+        cutting.Cutter(model, snapshot).scout(few)
+        if model.run_eagerly and _plain_state(model) != before:
+            return Verdict(reason="its step keeps numbers in Python between batches")
         whole, again = _runs(model, _whole(model, rows), few, variables, 2)
         in_parts = _in_parts(model, rows, snapshot, sums)
         (parts,) = _runs(model, in_parts, few, variables, 1)
@@ -111,12 +113,18 @@ def _try_rows(model: Any, few: Any, snapshot: Snapshot, sums: bool) -> Verdict:
         return Verdict(reason=str(error))
     except UNTRACEABLE as error:
         return Verdict(reason=cannot_trace(error))
+    finally:
+        vars(model).update(before)
     return _judge(model, variables, whole, again, parts)
 
 
 def try_evaluation(model: Any, data: Any) -> Verdict:
     """Tries which metrics can be had from parts of a batch; ``reason`` stays empty."""
-    few = slicing.sample(data, separability.rows_for(slicing.batch_size(data)))
+    found = separability.on_some_rows(data, lambda few: _try_evaluation(model, few))
+    return found or Verdict()
+
+
+def _try_evaluation(model: Any, few: Any) -> Verdict:
     rows = slicing.batch_size(few)
     variables = _variables(model)
 
@@ -133,7 +141,7 @@ def try_evaluation(model: Any, data: Any) -> Verdict:
         (other,) = _runs(model, parts, few, variables, 1)
     except UNTRACEABLE as error:
         return Verdict(metrics=(f"test_step ({_first(error)})",))
-    tolerance = _tolerance(model)
+    tolerance = comparing.tolerance(model)
     differing = _differing(model, variables, one, other, tolerance)
     averaged, odd = _logs(one, other, tolerance)
     return Verdict(metrics=_named(model, differing, odd), averaged=averaged)
@@ -285,18 +293,24 @@ def _runs(
     return runs
 
 
+def _plain_state(model: Any) -> dict[str, Any]:
+    """The numbers and texts among the model's attributes."""
+    kinds = (bool, int, float, str)
+    return {name: v for name, v in vars(model).items() if isinstance(v, kinds)}
+
+
 def _judge(
     model: Any, variables: Sequence[Any], whole: _Run, again: _Run, parts: _Run
 ) -> Verdict:
-    tolerance = _tolerance(model)
+    tolerance = comparing.tolerance(model)
     if not all(np.isfinite(gradient).all() for gradient in whole.gradients):
         return Verdict(reason="its gradients on a few samples are not finite")
-    if not _alike(whole.gradients, again.gradients, tolerance):
+    if not comparing.alike(whole.gradients, again.gradients, tolerance):
         return Verdict(
             reason="its step draws random numbers in a way that cannot be followed, so "
             "it could not be tried"
         )
-    if not _alike(whole.gradients, parts.gradients, tolerance):
+    if not comparing.alike(whole.gradients, parts.gradients, tolerance):
         return Verdict(
             reason="the gradients of a few samples are not the mean of those of their "
             "parts: the loss compares samples of a batch with each other, adds sums "
@@ -330,7 +344,7 @@ def _differing(
         )
         if id(variable) not in trained
         and variable.name != "seed_generator_state"
-        and not _alike([one], [other], tolerance)
+        and not comparing.alike([one], [other], tolerance)
     ]
 
 
@@ -350,39 +364,12 @@ def _logs(
     """Which returned values are means over samples, and which are neither."""
     averaged, odd = set(), set()
     for name, value in whole.logs.items():
-        if _alike([value], [parts.logs[name]], tolerance):
+        if comparing.alike([value], [parts.logs[name]], tolerance):
             continue
-        if name in parts.means and _alike([value], [parts.means[name]], tolerance):
+        if name in parts.means and comparing.alike(
+            [value], [parts.means[name]], tolerance
+        ):
             averaged.add(name)
         else:
             odd.add(name)
     return frozenset(averaged), odd
-
-
-def _alike(
-    ones: Sequence[np.ndarray[Any, Any]],
-    others: Sequence[np.ndarray[Any, Any]],
-    tolerance: float,
-) -> bool:
-    """Whether two lists of arrays differ by rounding only."""
-    if [one.shape for one in ones] != [other.shape for other in others]:
-        return False
-    pairs = [
-        (np.asarray(one, np.float64), np.asarray(other, np.float64))
-        for one, other in zip(ones, others, strict=True)
-    ]
-    norms = [float(np.linalg.norm(one)) for one, _ in pairs]
-    # Rounding in one array may be that of sums over all: a small one is no reason.
-    floor = max(1e-3 * max(norms, default=0.0), 1e-12)
-    return all(
-        float(np.linalg.norm(one - other)) <= tolerance * max(norm, floor)
-        for norm, (one, other) in zip(norms, pairs, strict=True)
-    )
-
-
-def _tolerance(model: Any) -> float:
-    """How far apart two computations of one step may be, relative to the norm."""
-    dtypes = {getattr(layer, "compute_dtype", "") for layer in model._flatten_layers()}
-    if dtypes & {"float16", "bfloat16"}:
-        return 5e-2
-    return 1e-4 if "float32" in dtypes else 1e-8

@@ -1,0 +1,74 @@
+"""What a traced step writes and draws, read from its graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oomrun.worker.engine.applying import optimizers_of
+from oomrun.worker.engine.returning import NotCuttableError
+
+__all__ = ["check", "draws"]
+
+_WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparse")
+_DRAWS = (
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "Random",
+    "RngReadAndSkip",
+    "StatefulStandardNormal",
+    "StatefulTruncatedNormal",
+    "StatefulUniform",
+    "TruncatedNormal",
+)
+
+
+def draws(graph: Any) -> bool:
+    """Whether there is an operation of TensorFlow's that draws random numbers."""
+    return any(op.type.startswith(_DRAWS) for op in graph.get_operations())
+
+
+def check(graph: Any, model: Any) -> None:
+    """Refuses a step that writes what cannot be written once a part.
+
+    Weights are an optimizer's to write. Variables that the model does not keep are in
+    no snapshot: a step that failed could not be undone, nor tried.
+
+    Raises:
+        NotCuttableError: the step writes either.
+    """
+    weights = {id(weight.value.handle) for weight in model.trainable_weights}
+    kept = {
+        id(variable.value.handle)
+        for variables in (
+            model.variables,
+            model.metrics_variables,
+            *(optimizer.variables for optimizer in optimizers_of(model)),
+        )
+        for variable in variables
+    }
+    outside = {id(held): given for given, held in graph.captures}
+    for operation in graph.get_operations():
+        if not operation.type.startswith(_WRITES):
+            continue
+        given = outside.get(id(operation.inputs[0]))
+        if given is None:
+            continue
+        if id(given) in weights:
+            raise NotCuttableError("its step writes weights without an optimizer")
+        if id(given) not in kept and not _is_seed(graph, given):
+            raise NotCuttableError(
+                f"its step writes {_name(graph, given)}, which Keras does not know as "
+                "the model's: keep it with add_weight, or as a keras.Variable"
+            )
+
+
+def _name(graph: Any, handle: Any) -> str:
+    for variable in graph.variables:
+        if variable.handle is handle:
+            return f"the variable {variable.name}"
+    return "a variable"
+
+
+def _is_seed(graph: Any, handle: Any) -> bool:
+    """Whether it is the state of Keras's seeds for all that has none of its own."""
+    return "seed_generator_state" in _name(graph, handle)
