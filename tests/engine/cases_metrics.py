@@ -172,7 +172,7 @@ def metrics_counting(folder: Path) -> Any:
 @row(
     "a `compute_metrics` of the user's",
     notes=("metrics-of-micro-batches",),
-    differs="/spread/$",
+    differs="/spread(/|$)",
 )
 def own_compute_metrics(folder: Path) -> Any:
     class Measured(keras.Model):  # type: ignore[misc]

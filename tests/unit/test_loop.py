@@ -2,7 +2,7 @@
 
 In process with TensorFlow, in float64, with a real session. Covers the mathematics and
 the rules of use; going on after a restart is in ``test_loop_resume.py``, running out of
-memory in ``tests/e2e/test_loop.py``.
+memory in ``tests/e2e/test_custom_loop.py``.
 """
 
 from __future__ import annotations

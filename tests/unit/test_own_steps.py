@@ -456,3 +456,24 @@ def test_a_variable_that_keras_does_not_know_is_named() -> None:
     assert code == "variables-not-saved"
     assert ".beta" in text
     assert not list(caveats.of_variables(network(LowLevel)))
+
+
+def test_a_layer_frozen_in_mid_training_is_trained_as_before() -> None:
+    """As in plain Keras, whose step is traced already."""
+    model = sequence(layers.Dense(5), layers.Dense(3))
+    data = slicing.as_tensors(batch())
+    building.from_batch(model, data)
+    function = StepFunction(model)
+    spec = tf.nest.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]]), data)
+    spec = tf.nest.map_structure(
+        lambda t, s: tf.TensorSpec(s.shape, t.dtype), data, spec
+    )
+    function.trace_for(spec)
+    function.run(data, BATCH, BATCH)
+    model.layers[0].trainable = False
+    before = model.layers[0].kernel.numpy()
+    assert function.cut(data).possible
+    function.run(data, BATCH, 2)
+    assert (model.layers[0].kernel.numpy() != before).any()
+    assert not model.layers[0].trainable
+    assert model.layers[1].trainable

@@ -376,7 +376,7 @@ def _checkpoint_saved(state: JobState, event: ev.CheckpointSaved) -> JobState:
 
 
 def _noted(state: JobState, event: ev.Noted) -> JobState:
-    if any(code == event.code for code, _ in state.notes):
+    if (event.code, event.text) in state.notes or len(state.notes) >= 99:
         return state
     return replace(state, notes=(*state.notes, (event.code, event.text)))
 

@@ -26,6 +26,7 @@ from oomrun.worker.engine.line import Line
 from oomrun.worker.engine.returning import NotCuttableError
 from oomrun.worker.engine.separability import Separability
 from oomrun.worker.engine.snapshot import Snapshot
+from oomrun.worker.engine.trainable import Flags
 
 __all__ = ["Cut", "StepFunction"]
 
@@ -69,6 +70,7 @@ class StepFunction:
         self._model = model
         self.snapshot = Snapshot(model)
         self._line = Line()
+        self._flags = Flags(model)
         self._optimizers = 0
         self._spec: Any = None
         self._parts_traced = False
@@ -89,7 +91,8 @@ class StepFunction:
     def cut(self, data: Any) -> Cut:
         """How this model's batches can be cut, tried on the first rows of ``data``."""
         if self._cut is None:
-            self._cut = self._scouted(self._try(data), data)
+            with self._flags.as_they_were():
+                self._cut = self._scouted(self._try(data), data)
         return self._cut
 
     def _scouted(self, found: Cut, data: Any) -> Cut:
@@ -132,7 +135,9 @@ class StepFunction:
     def _try_loss(self, data: Any) -> Separability:
         tried = separability.on_some_rows(data, self._losses_of)
         if tried is None:
-            return Separability.UNKNOWN
+            # Not even two rows fit. Keras's own losses are means, or corrected.
+            known = not models.has_own_loss(self._model)
+            return Separability.MEAN if known else Separability.UNKNOWN
         whole, again, mean, total = tried
         tolerance = separability.tolerance(self._model)
         return separability.judge(whole, again, mean, total, tolerance=tolerance)
@@ -189,7 +194,8 @@ class StepFunction:
         if self._model.run_eagerly or specs[0] is None:
             return
         # Batches that are unlike their spec are traced when they come.
-        with contextlib.suppress(TypeError, ValueError):
+        refused = contextlib.suppress(TypeError, ValueError)
+        with refused, self._flags.as_they_were():
             function.get_concrete_function(*specs)
 
     def run(self, data: Any, samples: int, micro_batch_size: int) -> Logs:

@@ -99,11 +99,12 @@ def try_step(
 
 def _try_rows(model: Any, few: Any, snapshot: Snapshot, sums: bool) -> Verdict:
     rows = slicing.batch_size(few)
-    variables = _variables(model)
     before = _plain_state(model)
     try:
-        # First of all: what it refuses must not be run, not even on a few rows.
+        # First of all: what it refuses must not be run, not even on a few rows. It
+        # makes what variables the step still makes, too.
         cutting.Cutter(model, snapshot).scout(few)
+        variables = _variables(model)
         if model.run_eagerly and _plain_state(model) != before:
             return Verdict(reason="its step keeps numbers in Python between batches")
         whole, again = _runs(model, _whole(model, rows), few, variables, 2)
@@ -126,6 +127,8 @@ def try_evaluation(model: Any, data: Any) -> Verdict:
 
 def _try_evaluation(model: Any, few: Any) -> Verdict:
     rows = slicing.batch_size(few)
+    with contextlib.suppress(*UNTRACEABLE):
+        slicing.traced_for(lambda data: models.evaluated(model, data), few)
     variables = _variables(model)
 
     def whole(data: Any) -> Any:

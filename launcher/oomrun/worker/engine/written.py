@@ -42,6 +42,8 @@ def check(graph: Any, model: Any) -> None:
         for variables in (
             model.variables,
             model.metrics_variables,
+            # A model that lists other metrics does not list these, but has them.
+            *(metric.variables for metric in model._get_own_metrics()),
             *(optimizer.variables for optimizer in optimizers_of(model)),
         )
         for variable in variables
