@@ -56,7 +56,9 @@ def test_what_the_optimizer_needs_is_not_met_with_a_smaller_micro_batch() -> Non
     # Of the whole batch some activations may still be there.
     assert isinstance(decide(ended(Cause.DEVICE_OOM), whole, LIMITS), Restart)
     cut = replace(whole, micro_batch_failed=128)
-    decision = decide(ended(Cause.DEVICE_OOM), cut, LIMITS)
+    assert isinstance(decide(ended(Cause.DEVICE_OOM), cut, LIMITS), Restart)
+    again = replace(cut, budget_used={**cut.budget_used, "oom": 2})
+    decision = decide(ended(Cause.DEVICE_OOM), again, LIMITS)
     assert isinstance(decision, Fail)
     assert decision.exit_code == 3
     assert "in the optimizer" in decision.reason

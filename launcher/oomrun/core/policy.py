@@ -146,7 +146,8 @@ def _after_device_oom(
         )
     share = state.global_batch_size or failed
     applying = state.last_oom is not None and state.last_oom.phase == "apply"
-    if applying and failed < share:
+    # Not at once: a new process may mend a pool that had become fragmented.
+    if applying and failed < share and state.budget_used["oom"] >= 2:
         return Fail(
             reason=f"{diagnosis.summary}. That was in the optimizer, whose need does "
             "not depend on the micro-batch: an optimizer with less state, or a smaller "
