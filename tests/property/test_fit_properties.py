@@ -87,7 +87,10 @@ def data(case: dict[str, Any], count: int) -> tuple[Any, Any, Any]:
     y = [rng.normal(size=shape).astype(floatx) for _ in range(outputs)]
     if case["weights"] == "none":
         return x, y if outputs > 1 else y[0], None
-    weights = rng.uniform(0.1, 2, size=count).astype(floatx)
+    # Beside a mask, Keras 3 takes weights of its shape only: others raise, or fall on
+    # the wrong axis where the batch happens to have as many rows as a row has tokens.
+    each = shape[:-1]
+    weights = rng.uniform(0.1, 2, size=each).astype(floatx)
     if case["weights"] == "zeros":
         weights[: count // 2] = 0
     return x, y if outputs > 1 else y[0], [weights] * 2 if outputs > 1 else weights
