@@ -134,6 +134,8 @@ def test_what_cannot_be_planned(
         ("global: 64", {"micro_batch_failed": 64, "micro_batch_limit": 24}, 24),
         ("global: 64, micro: 64", {"micro_batch_failed": 32}, 64),
         ("micro: auto", {"micro_batch_failed": 64}, 32),
+        # Batches of different sizes: the first one was small.
+        ("micro: auto", {"global_batch_size": 8, "micro_batch_failed": 64}, 32),
         ("micro: auto", {"global_batch_size": 64, "measured": {64: 9 * MIB}}, 64),
     ],
 )

@@ -47,6 +47,13 @@ def test_an_oom_halves_the_micro_batch_and_says_so() -> None:
     assert "micro-batch 256 -> 128 x 2 (global 256)" in decision.reason
 
 
+def test_a_batch_larger_than_the_first_is_halved_from_its_own_size() -> None:
+    before = state(global_batch_size=64, micro_batch_failed=6144)
+    decision = decide(ended(Cause.DEVICE_OOM), before, LIMITS)
+    assert isinstance(decision, Restart)
+    assert decision.micro_batch_size == 3072
+
+
 def test_what_the_optimizer_needs_is_not_met_with_a_smaller_micro_batch() -> None:
     oom = ev.OomOccurred(
         at=1.0, attempt=1, rank=0, device="cpu:0", kind="device", phase="apply",

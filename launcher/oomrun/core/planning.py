@@ -57,7 +57,7 @@ def make_plan(spec: JobSpec, inventory: Inventory, state: JobState) -> Plan:
         kept = _amount(spec.memory.headroom)
         budget = memory.budget_bytes(limit, kept)
         _check_room(device, limit, budget, state)
-    share = spec.batch.global_size or state.global_batch_size
+    share = _share(spec, state)
     grew = memory.limit_grew(state.limit_when_failed_bytes, limit)
     known = _Known(
         share=share,
@@ -99,6 +99,14 @@ def make_plan(spec: JobSpec, inventory: Inventory, state: JobState) -> Plan:
         devices=(planned,),
         notes=tuple(notes),
     )
+
+
+def _share(spec: JobSpec, state: JobState) -> int | None:
+    """Samples of a global batch; of the largest known, where they differ."""
+    known = spec.batch.global_size or state.global_batch_size
+    if spec.batch.global_size or known is None:
+        return known
+    return max(known, state.micro_batch_failed or 0)
 
 
 # --- the device ---------------------------------------------------------------------

@@ -144,7 +144,8 @@ def _after_device_oom(
             "(docs/custom-loops.md)",
             exit_code=3,
         )
-    share = state.global_batch_size or failed
+    # Batches may differ in size: what failed may have been larger than the first one.
+    share = max(state.global_batch_size or 0, failed)
     applying = state.last_oom is not None and state.last_oom.phase == "apply"
     # Not at once: a new process may mend a pool that had become fragmented.
     if applying and failed < share and state.budget_used["oom"] >= 2:

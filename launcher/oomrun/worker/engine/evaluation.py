@@ -84,7 +84,11 @@ class TestFunction:
         start, returned = 0, None
         while start < samples:
             size = min(self._sizes.size(samples, "evaluate"), samples - start)
-            given = (_cut(data, start, start + size), tf.constant(samples), totals)
+            given = (
+                slicing.cut(data, start, start + size),
+                tf.constant(samples),
+                totals,
+            )
             done = self._attempt(self._part, given, size, samples)
             if done is not None:
                 returned = returning.joined(returned, done[0], size / samples)
@@ -131,7 +135,7 @@ class TestFunction:
         start, totals = 0, None
         while start < samples:
             size = min(self._sizes.size(samples, "evaluate"), samples - start)
-            part = _cut(data, start, start + size)
+            part = slicing.cut(data, start, start + size)
             done = self._attempt(self._divisors, (part,), size, samples)
             if done is None:
                 continue
@@ -152,7 +156,3 @@ class TestFunction:
         else:
             models.loss_of_part(self._model, data, seen)
         return seen.values
-
-
-def _cut(data: Any, start: int, stop: int) -> Any:
-    return slicing.take(data, tf.constant(start), tf.constant(stop))

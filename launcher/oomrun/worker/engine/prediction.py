@@ -61,7 +61,7 @@ class PredictFunction:
         while start < samples:
             size = min(self._sizes.size(samples, "evaluate"), samples - start)
             try:
-                parts.append(self._original([_cut(data, start, start + size)]))
+                parts.append(self._original([slicing.cut(data, start, start + size)]))
             except tf.errors.ResourceExhaustedError as error:
                 message = str(error)
             else:
@@ -87,7 +87,7 @@ class PredictFunction:
         bounds = [(0, first), (first, rows)] if first < rows else [(0, rows)]
         try:
             whole, again = self._original([few]), self._original([few])
-            parts = [self._original([_cut(few, *bound)]) for bound in bounds]
+            parts = [self._original([slicing.cut(few, *bound)]) for bound in bounds]
             joined = _joined(parts)
         except (ValueError, TypeError, tf.errors.InvalidArgumentError):
             return False  # an output without rows cannot be joined
@@ -110,10 +110,6 @@ def _close(one: Any, other: Any, tolerance: float) -> bool:
         return bool(np.array_equal(one, other))
     scale = max(float(np.abs(one).max(initial=0.0)), 1e-9)
     return bool(np.allclose(one, other, rtol=0, atol=tolerance * scale, equal_nan=True))
-
-
-def _cut(data: Any, start: int, stop: int) -> Any:
-    return slicing.take(data, tf.constant(start), tf.constant(stop))
 
 
 def _joined(parts: list[Any]) -> Any:

@@ -11,6 +11,7 @@ import tensorflow as tf
 __all__ = [
     "as_tensors",
     "batch_size",
+    "cut",
     "known_rows",
     "of_any_length",
     "rows",
@@ -132,6 +133,11 @@ def of_any_length(data: Any) -> Any:
         return tf.compat.v1.placeholder(value.dtype, shape)
 
     return keras.tree.map_structure(placeholder, data)
+
+
+def cut(data: Any, start: int, stop: int) -> Any:
+    """Samples ``start`` to ``stop`` of every tensor in an eager batch."""
+    return take(data, tf.constant(start), tf.constant(stop))
 
 
 def take(data: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
