@@ -56,9 +56,10 @@ def main() -> int:
 def _set_up(settings: Launch, channel: Channel, began: float) -> Session:
     import tensorflow as tf
 
-    from oomrun.worker import devices
+    from oomrun.worker import devices, pool
 
     devices.set_up(settings.plan)
+    pool.gather_on_first_use()
     import keras
 
     if keras.backend.backend() != "tensorflow":
