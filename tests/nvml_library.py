@@ -7,8 +7,9 @@ loader reads that when a process starts, so tests run what they test in a subpro
 from __future__ import annotations
 
 import os
+import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 SOURCE = Path(__file__).parent / "nvml" / "fake_nvml.c"
@@ -16,11 +17,25 @@ GIB = 1 << 30
 RESERVED_BYTES = 600 << 20
 
 
-def build(directory: Path) -> Path:
-    """Compiles the library into a directory, and returns the directory."""
+def functions() -> tuple[str, ...]:
+    """The NVML functions that the library has and that can be told to fail."""
+    return tuple(re.findall(r"^int (nvml\w+)\(", SOURCE.read_text(), re.MULTILINE))
+
+
+def build(directory: Path, without: Sequence[str] = ()) -> Path:
+    """Compiles the library into a directory, and returns the directory.
+
+    Args:
+        directory: where; it is made.
+        without: functions that the library does not have, like one of an older driver.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / "libnvidia-ml.so.1"
     command = ["cc", "-std=c11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror"]
+    if without:
+        symbols = directory / "symbols.map"
+        symbols.write_text(f"{{ local: {'; '.join(without)}; }};")
+        command.append(f"-Wl,--version-script={symbols}")
     subprocess.run(
         [*command, "-shared", "-fPIC", "-o", str(target), str(SOURCE)], check=True
     )

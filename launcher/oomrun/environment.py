@@ -1,12 +1,15 @@
 """A worker's environment, from ours, the job's ``env`` and the plan.
 
-Covers: device visibility and memory limits that TensorFlow reads when it starts, and
-what makes restarts repeatable. Does not cover: settings made in the worker (growth).
+Covers: device visibility and memory limits that TensorFlow reads when it starts, what
+the user set that the plan overrules, and what makes restarts repeatable.
+Does not cover: settings made in the worker (``oomrun.worker.devices``).
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import logging
 import site
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,12 +19,19 @@ from oomrun.core.command import TOLD
 from oomrun.core.errors import Problem, SpecError
 from oomrun.core.launch import LAUNCH_FILE, RUN_TOKEN
 from oomrun.core.plan import Plan
+from oomrun.core.planning import reserve_bytes
 
 __all__ = [
-    "check_backend", "command_environment", "source_roots", "worker_environment",
+    "check_backend", "command_environment", "overruled", "source_roots",
+    "worker_environment",
 ]  # fmt: skip
 
+_log = logging.getLogger(__name__)
+
 _MIB = 1024 * 1024
+_ALLOCATOR = "TF_GPU_ALLOCATOR"
+_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"  # TensorFlow reads "true" and "false" only
+_KEPT_FREE = "TF_DEVICE_MIN_SYS_MEMORY_IN_MB"
 _HASH_SEEDS = 2**32  # PYTHONHASHSEED is below this.
 
 
@@ -82,7 +92,10 @@ def worker_environment(
     env.setdefault("PYTHONHASHSEED", str(seed % _HASH_SEEDS))
     # The last lines before a crash are the ones that are looked for.
     env.setdefault("PYTHONUNBUFFERED", "1")
+    for text in overruled(env, plan):
+        _tell(text)
     env.update(_devices(plan))
+    env.update(_gpu_memory(env, plan))
     env[RUN_TOKEN] = run_id
     env[LAUNCH_FILE] = str(launch_file)
     if roots:
@@ -142,6 +155,59 @@ def _devices(plan: Plan) -> dict[str, str]:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(device.id for device in plan.devices),
     }
+
+
+def _gpu_memory(given: Mapping[str, str], plan: Plan) -> dict[str, str]:
+    """The variables that decide how a worker takes GPU memory, by ``memory.mode``.
+
+    What the user gave stays where it does not contradict the mode: with ``limit``,
+    whether the limit is grown up to or taken at once.
+    """
+    if all(device.kind == "cpu" for device in plan.devices):
+        return {}
+    if plan.memory_mode == "growth":
+        # TensorFlow would keep its pool 0.5 to 1.8 GiB smaller than what is free, by
+        # the card's generation, which is below the plan's limit on small cards. Half of
+        # our reserve, since the CUDA context is there already when it looks.
+        limits = [d.limit_bytes for d in plan.devices if d.limit_bytes is not None]
+        kept_mib = reserve_bytes(min(limits, default=None)) // 2 // _MIB
+        return {_GROWTH: "true", _KEPT_FREE: given.get(_KEPT_FREE, str(kept_mib))}
+    env = {_GROWTH: "false"}
+    if plan.memory_mode == "limit":
+        # TensorFlow's functions allow growth or a limit; this variable adds growth.
+        env[_GROWTH] = given[_GROWTH] if given.get(_GROWTH) == "false" else "true"
+    if given.get(_ALLOCATOR, "").startswith("cuda_malloc"):
+        env[_ALLOCATOR] = ""
+    return env
+
+
+def overruled(given: Mapping[str, str], plan: Plan) -> tuple[str, ...]:
+    """What of the user's variables the plan does not let stand, in sentences.
+
+    Args:
+        given: the job file's ``env`` over the environment of oomrun.
+        plan: the attempt's plan.
+    """
+    mode = plan.memory_mode
+    why = {
+        _ALLOCATOR: f"it does not keep to a limit, and memory.mode is {mode}",
+        _GROWTH: f"memory.mode decides, and is {mode}",
+        "TF_CPU_ALLOCATOR_USE_BFC": "memory.limit needs it",
+        "TF_CPU_BFC_MEM_LIMIT_IN_MB": "memory.limit decides",
+        "TF_ENABLE_ONEDNN_OPTS": "oneDNN crashes where memory runs out at a limit",
+    }
+    decided = {**_devices(plan), **_gpu_memory(given, plan)}
+    return tuple(
+        f"{name}={given[name]} is not used: {why[name]}"
+        for name, value in decided.items()
+        if name in why and given.get(name, value) != value
+    )
+
+
+@functools.cache
+def _tell(text: str) -> None:
+    """Once for all attempts."""
+    _log.warning("%s", text)
 
 
 def source_roots() -> tuple[Path, ...]:

@@ -15,7 +15,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import oomrun
@@ -106,6 +106,8 @@ def supervise(
                 exit_code=0, reason="this run is complete", state=state, already=True
             )
         run = _Run(job, recorder, stops, look)
+        if state.attempt_open:
+            run.expect(_planned_bytes(state))
         try:
             return run.to_the_end(_begin(job, recorder, journal.events))
         finally:
@@ -198,6 +200,10 @@ class _Run:
         self._limits = policy_limits(job.spec)
         self._free_before: dict[str, int] = {}
 
+    def expect(self, free_bytes: Mapping[str, int]) -> None:
+        """Has the first plan wait for what an attempt holds that we did not start."""
+        self._free_before.update(free_bytes)
+
     def to_the_end(self, undecided: Diagnosis | None) -> Outcome:
         """Attempts until one is the last."""
         try:
@@ -274,10 +280,14 @@ class _Run:
         until = time.monotonic() + self._job.timing.memory_back_s
         # Not to the last byte: other processes come and go.
         wanted = int(free_bytes * 0.95)
-        while not self._stops.requested and time.monotonic() < until:
-            waited = devices.wait_until_free(device, wanted, timeout_s=_WAIT_SLICE_S)
-            if waited.reached or isinstance(waited.memory, Unreadable):
-                return
+        # Opening NVML may take longer than a slice, if nothing keeps the driver awake.
+        with devices.held_open(devices.READING_TIMEOUT_S):
+            while not self._stops.requested and time.monotonic() < until:
+                waited = devices.wait_until_free(
+                    device, wanted, timeout_s=_WAIT_SLICE_S
+                )
+                if waited.reached or isinstance(waited.memory, Unreadable):
+                    return
 
     def _decide(self, ended: Diagnosis) -> Decision:
         state = self._recorder.state
@@ -321,6 +331,15 @@ class _Run:
     def _record_end(self, state: str, code: int, reason: str) -> Outcome:
         end = ev.RunEnded(at=time.time(), state=state, exit_code=code, reason=reason)
         return Outcome(exit_code=code, reason=reason, state=self._recorder.record(end))
+
+
+def _planned_bytes(state: JobState) -> dict[str, int]:
+    """What the last attempt was to use of each GPU: so much was free before it."""
+    return {
+        device["id"]: device["limit_bytes"]
+        for device in (state.plan or {}).get("devices", ())
+        if device["kind"] != "cpu" and device["limit_bytes"] is not None
+    }
 
 
 def _new_seed() -> int:

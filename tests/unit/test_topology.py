@@ -182,6 +182,7 @@ def test_select(
     [
         (NO_GPU, "gpu", "there is no usable GPU; there is: cpu:0"),
         (Inventory(devices=(LOST, CPU), host=HOST), "gpu", "no usable GPU"),
+        (replace(NO_GPU, problems=("no driver",)), "gpu", "no usable GPU (no driver)"),
         (Inventory(devices=(), host=HOST), "auto", "there is: no device"),
         (FOUR, "tpu", "'tpu' is not auto, gpu, cpu or a list"),
         (FOUR, [4], "device 4 does not exist; there is: 0 = GPU-aaaa-1111, 1 = "),

@@ -120,7 +120,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     if not evidence.ready:
         return Diagnosis(
             cause=Cause.MISCONFIGURATION,
-            summary=f"the worker could not start (exit code {evidence.exit_code})",
+            summary=f"the worker could not start (exit code {evidence.exit_code})"
+            f"{_last_words(evidence)}",
         )
     if looks_like_device_oom(evidence.log_tail):
         return Diagnosis(

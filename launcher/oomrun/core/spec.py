@@ -107,6 +107,7 @@ class MemorySpec:
     limit: Auto | Amount | tuple[Amount, ...] = AUTO
     reserve: Auto | Bytes = AUTO
     headroom: Amount = Share(0.08)
+    probe: Literal["auto", "never"] = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

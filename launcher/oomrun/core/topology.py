@@ -244,7 +244,8 @@ def _of_kind(inventory: Inventory, wanted: str) -> tuple[Device, ...]:
         chosen = [device for device in usable if device.kind == "cpu"]
     if not chosen:
         what = "GPU" if wanted == "gpu" else "device"
-        raise SelectionError(f"there is no usable {what}", _existing(inventory))
+        why = f" ({'; '.join(inventory.problems)})" if inventory.problems else ""
+        raise SelectionError(f"there is no usable {what}{why}", _existing(inventory))
     return tuple(chosen)
 
 

@@ -19,6 +19,8 @@ _NOT_AVAILABLE = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE
 _NO_GPU = (
     "the NVIDIA driver answers, but shows no GPU (a container must be given its GPUs)"
 )
+_MAX_MIG_DEVICES = 7  # of any card so far
+_EMPTY_SLOT = (2, 6)  # NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_FOUND
 _IN_MIG_MODE = "it is in MIG mode: only its MIG devices can be used"
 _NO_MIG_DEVICES = (
     "MIG mode is on, but it has no MIG devices: make some (nvidia-smi mig -cgi …) or "
@@ -75,10 +77,8 @@ def _read(own_pids: frozenset[int]) -> Reading:
             gpu = _device(pynvml, handle, index, own_pids)
             links[gpu.id] = nvlink.linked_buses(pynvml, handle)
             gpu = replace(gpu, nvlinks_active=len(links[gpu.id]))
-            migs = _mig_devices(pynvml, handle, gpu, own_pids)
-            if gpu.mig_enabled and not migs:
-                gpu = replace(gpu, problem=_NO_MIG_DEVICES)
-            devices += [gpu, *migs]
+            migs, problem = _mig_devices(pynvml, handle, gpu, own_pids)
+            devices += [replace(gpu, problem=problem), *migs]
         if not devices:
             return Reading(
                 driver_version=ask(pynvml, "SystemGetDriverVersion"),
@@ -226,14 +226,21 @@ def _used_by_others(
 
 def _mig_devices(
     pynvml: Any, handle: Any, gpu: Device, own_pids: frozenset[int]
-) -> list[Device]:
-    if not gpu.mig_enabled:
-        return []
+) -> tuple[list[Device], str | None]:
+    """A GPU's MIG devices, and what is wrong with the GPU now that they are known."""
     found: list[Device] = []
-    for slot in range(ask(pynvml, "DeviceGetMaxMigDeviceCount", handle) or 0):
-        mig = ask(pynvml, "DeviceGetMigDeviceHandleByIndex", handle, slot)
-        if mig is None:
-            continue  # the slots need not be filled, nor filled from the front
+    if not gpu.mig_enabled:
+        return found, gpu.problem
+    unread = ""
+    for slot in range(_mig_slots(pynvml, handle)):
+        try:
+            mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
+        except Exception as error:
+            # The slots need not be filled, nor filled from the front.
+            if getattr(error, "value", None) not in _EMPTY_SLOT:
+                unread = f", but that in slot {slot} cannot be read: "
+                unread += nvml.words(error)
+            continue
         device = _device(pynvml, mig, gpu.index or 0, own_pids, parent=gpu.id)
         found.append(
             replace(
@@ -246,4 +253,12 @@ def _mig_devices(
                 compute_instance_id=ask(pynvml, "DeviceGetComputeInstanceId", mig),
             )
         )
-    return found
+    if not found and not unread:
+        return found, _NO_MIG_DEVICES
+    return found, _IN_MIG_MODE + unread
+
+
+def _mig_slots(pynvml: Any, handle: Any) -> int:
+    """How many MIG devices a GPU may have; where the driver does not tell, the most."""
+    slots = ask(pynvml, "DeviceGetMaxMigDeviceCount", handle)
+    return _MAX_MIG_DEVICES if slots is None else int(slots)

@@ -189,6 +189,7 @@ def _batch(given: Mapping[str, object]) -> BatchSpec:
 def _memory(found: Reading) -> MemorySpec:
     values = _some(found.values, "memory", mode="mode", reserve="reserve")
     values.update(_some(found.values, "memory", headroom="headroom"))
+    values.update(_some(found.values, "memory", probe="probe"))
     limit = found.values.get(checks.limit_path(found), AUTO)
     values["limit"] = limit
     if limit != AUTO and values.get("mode") != "preallocate":

@@ -134,10 +134,11 @@ MEMORY = Section(
             key="mode",
             kind=choice("growth", "limit", "preallocate"),
             about=(
-                "How TensorFlow takes GPU memory. `growth`: as it needs it; `limit`: "
-                "up to a hard limit; `preallocate`: all at the start. TensorFlow "
-                "allows growth or a limit, not both, so a limit that is given makes "
-                "the mode `limit`."
+                "How TensorFlow takes GPU memory. `growth`: as it needs it, with no "
+                "hard limit; `limit`: as it needs it, up to a hard limit; "
+                "`preallocate`: all of the limit at once, when TensorFlow first uses "
+                "the GPU. TensorFlow's functions allow growth or a limit, not both, so "
+                "a limit that is given makes the mode `limit`."
             ),
             default="growth",
             examples=("limit",),
@@ -179,6 +180,18 @@ MEMORY = Section(
             about="The part of the limit that no plan may count on.",
             default="8%",
             examples=("5%", "512MiB"),
+        ),
+        Field(
+            key="probe",
+            kind=choice("auto", "never"),
+            about=(
+                "Whether a few micro-batches are tried before the first step of a fit, "
+                "where it is not sure that the whole batch fits: what they change is "
+                "put back. `never` starts with the whole batch, and finds its "
+                "micro-batch by running out of memory."
+            ),
+            default="auto",
+            examples=("never",),
         ),
     ),
 )
