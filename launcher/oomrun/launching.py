@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from oomrun.attempts import Timing
-from oomrun.core import command
+from oomrun.core import command, planning
 from oomrun.core import launch as launches
 from oomrun.core import plan as plans
 from oomrun.core.errors import LaunchError
@@ -130,6 +130,10 @@ def make_launch(job: Job, plan: Plan, state: JobState, attempt: int) -> Launch:
         global_batch_size=spec.batch.global_size,
         last_step=state.last_training_step,
         batch_norm=spec.batch.batch_norm,
+        probe=spec.memory.probe == "auto" and shrinks,
+        measured=state.measured,
+        micro_batch_failed=planning.known_to_fail(state, plan.devices[0].limit_bytes),
+        state_bytes=state.state_bytes,
         supervisor_pid=os.getpid(),
     )
 

@@ -22,9 +22,11 @@ __all__ = [
     "FitEnded",
     "FitStarted",
     "MicroBatchChanged",
+    "MicroBatchPlanned",
     "Noted",
     "OomOccurred",
     "PhaseChanged",
+    "Probed",
     "Progressed",
     "Restored",
     "RunEnded",
@@ -175,6 +177,38 @@ class OomOccurred(Event):
     step: int
     message: str
     memory: tuple[DeviceMemory, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed(Event):
+    """A micro-batch was tried before training, and all that it changed put back.
+
+    ``peak_bytes`` is the highest of its ``steps``; None where memory ran out, which
+    ``message`` then says.
+    """
+
+    type: ClassVar[str] = "probed"
+    attempt: int
+    fit: int
+    micro_batch_size: int
+    steps: int
+    peak_bytes: int | None
+    seconds: float
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchPlanned(Event):
+    """The micro-batch that the worker chose to train with, and what it should need."""
+
+    type: ClassVar[str] = "micro_batch_planned"
+    attempt: int
+    fit: int
+    micro_batch_size: int
+    global_batch_size: int
+    reason: str
+    predicted_peak_bytes: int | None = None
+    predicted_peak_high_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ the same socket. Its closing means that the other side is gone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from oomrun.core import plan as plans
@@ -54,6 +54,10 @@ class Launch:
         micro_batch_max: the user's own upper bound, None without one.
         micro_batch_fixed: the user's own micro-batch, never changed.
         batch_norm: micro_batch, freeze or refuse.
+        probe: whether micro-batches may be tried before the first step.
+        measured: peak bytes by micro-batch size, of the model whose ``state_bytes``
+            these are, from earlier attempts.
+        micro_batch_failed: the smallest that ran out of memory then.
         last_step: the furthest step any attempt reached (for what was lost).
         supervisor_pid: who must be our parent; None in a test without a supervisor.
     """
@@ -76,6 +80,10 @@ class Launch:
     global_batch_size: int | None
     last_step: int
     batch_norm: str = "micro_batch"
+    probe: bool = False
+    measured: Mapping[int, int] = field(default_factory=dict)
+    micro_batch_failed: int | None = None
+    state_bytes: int | None = None
     supervisor_pid: int | None = None
 
 
@@ -91,5 +99,7 @@ def from_json(value: Mapping[str, Any]) -> Launch:
             **value,
             "plan": plans.from_json(value["plan"]),
             "args": tuple(value["args"]),
+            # JSON has no numbers for keys.
+            "measured": {int(k): v for k, v in value.get("measured", {}).items()},
         }
     )

@@ -29,7 +29,7 @@ from oomrun.core.state import JobState
 from oomrun.core.topology import Device, Inventory
 from oomrun.core.units import format_bytes
 
-__all__ = ["make_plan", "reserve_bytes"]
+__all__ = ["known_to_fail", "make_plan", "reserve_bytes"]
 
 _MIB = 1024 * 1024
 
@@ -61,7 +61,7 @@ def make_plan(spec: JobSpec, inventory: Inventory, state: JobState) -> Plan:
     grew = memory.limit_grew(state.limit_when_failed_bytes, limit)
     known = _Known(
         share=share,
-        failed=None if grew else state.micro_batch_failed,
+        failed=known_to_fail(state, limit),
         ceiling=None if grew else state.micro_batch_limit,
         measured=state.measured,
         state_bytes=state.state_bytes,
@@ -107,6 +107,13 @@ def _share(spec: JobSpec, state: JobState) -> int | None:
     if spec.batch.global_size or known is None:
         return known
     return max(known, state.micro_batch_failed or 0)
+
+
+def known_to_fail(state: JobState, limit_bytes: int | None) -> int | None:
+    """The smallest micro-batch that ran out of memory, if that still says something."""
+    if memory.limit_grew(state.limit_when_failed_bytes, limit_bytes):
+        return None
+    return state.micro_batch_failed
 
 
 # --- the device ---------------------------------------------------------------------
@@ -263,7 +270,9 @@ class _Known:
     def predict(self, micro: int | None) -> memory.Peak | None:
         if micro is None:
             return None
-        return memory.predict_peak(micro, self.measured, self.state_bytes)
+        return memory.MemoryModel(
+            state_bytes=self.state_bytes, measured=self.measured
+        ).predict(micro)
 
     def fits(self, micro: int) -> bool:
         """Not known to be too large."""

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from oomrun.core import events as ev
-from oomrun.core import memory
+from oomrun.core import memory, state_memory
 from oomrun.core.tally import Tally
 
 __all__ = ["RESTART_CAUSES", "Checkpoint", "JobState", "replay"]
@@ -22,7 +22,6 @@ __all__ = ["RESTART_CAUSES", "Checkpoint", "JobState", "replay"]
 RESTART_CAUSES = ("oom", "crash", "preemption", "hang")
 
 _NO_RESTARTS: Mapping[str, int] = MappingProxyType(dict.fromkeys(RESTART_CAUSES, 0))
-_OOM_CAUSES = frozenset({"device_oom", "host_oom"})
 _TERMINAL = frozenset({"completed", "failed", "preempted"})
 
 
@@ -53,7 +52,9 @@ class JobState:
         micro_batch_limit: the micro-batch that the next attempt must not exceed: what
             was last decided after memory ran out.
         limit_when_failed_bytes: the device's memory limit that both were seen under.
-        measured: peak bytes by micro-batch size, the highest of all devices.
+        measured: peak bytes by micro-batch size, the highest of all devices, of the
+            model of the current fit.
+        predictions: the peaks that were predicted, by micro-batch size.
         last_training_step: the furthest step ever reported.
         tally: sums that only those who watch need.
     """
@@ -95,6 +96,7 @@ class JobState:
     limit_when_failed_bytes: int | None = None
     state_bytes: int | None = None
     measured: Mapping[int, int] = field(default_factory=dict)
+    predictions: Mapping[int, memory.Peak] = field(default_factory=dict)
     memory: Mapping[str, ev.DeviceMemory] = field(default_factory=dict)
     peaks: Mapping[str, int] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
@@ -134,12 +136,18 @@ class JobState:
                 return _progressed(state, event)
             case ev.PhaseChanged():
                 return replace(
-                    state, state=event.phase, peaks=_peaks(state, event.memory)
+                    state,
+                    state=event.phase,
+                    peaks=state_memory.peaks(state, event.memory),
                 )
             case ev.OomOccurred():
-                return _oom(state, event)
+                return state_memory.out_of_memory(state, event)
+            case ev.Probed():
+                return state_memory.probed(state, event)
+            case ev.MicroBatchPlanned():
+                return state_memory.micro_batch_planned(state, event)
             case ev.MicroBatchChanged():
-                return _micro_batch_changed(state, event)
+                return state_memory.micro_batch_changed(state, event)
             case ev.CheckpointSaved():
                 return _checkpoint_saved(state, event)
             case ev.CheckpointFailed():
@@ -176,7 +184,7 @@ class JobState:
             case ev.ScriptEnded():
                 return replace(state, script=event)
             case ev.AttemptEnded():
-                ended = _unreported_oom(state, event)
+                ended = state_memory.unreported_oom(state, event)
                 return replace(ended, attempt_open=False, pids=(), state="recovering")
             case ev.DecisionMade():
                 return _decided(state, event)
@@ -233,9 +241,17 @@ def _attempt_started(state: JobState, event: ev.AttemptStarted) -> JobState:
 
 
 def _fit_started(state: JobState, event: ev.FitStarted) -> JobState:
+    # Another model, of which nothing is known yet.
+    other = None not in (event.state_bytes, state.state_bytes) and (
+        event.state_bytes != state.state_bytes
+    )
     return replace(
         state,
         state="training",
+        measured={} if other else state.measured,
+        predictions={} if other else state.predictions,
+        micro_batch_failed=None if other else state.micro_batch_failed,
+        micro_batch_limit=None if other else state.micro_batch_limit,
         fit=event.fit,
         epochs=event.epochs,
         epoch=min(event.initial_epoch + 1, event.epochs),
@@ -247,12 +263,11 @@ def _fit_started(state: JobState, event: ev.FitStarted) -> JobState:
 
 
 def _progressed(state: JobState, event: ev.Progressed) -> JobState:
-    measured = dict(state.measured)
-    for device in event.memory:
-        if device.peak_bytes is None:
-            continue
-        seen = measured.get(event.micro_batch_size, 0)
-        measured[event.micro_batch_size] = max(seen, device.peak_bytes)
+    measured = state.measured
+    known = [d.peak_bytes for d in event.memory if d.peak_bytes is not None]
+    if known:
+        size = event.micro_batch_size
+        measured = state_memory.measured(state, size, max(known))
     moved = event.step > state.last_training_step
     used = {**state.budget_used, "crash": 0} if moved else state.budget_used
     return replace(
@@ -269,95 +284,11 @@ def _progressed(state: JobState, event: ev.Progressed) -> JobState:
         global_batch_size=event.global_batch_size,
         micro_batch_size=event.micro_batch_size,
         memory={**state.memory, **{d.device: d for d in event.memory}},
-        peaks=_peaks(state, event.memory),
+        peaks=state_memory.peaks(state, event.memory),
         measured=measured,
         last_training_step=max(state.last_training_step, event.step),
         budget_used=used,
     )
-
-
-def _peaks(state: JobState, memory: tuple[ev.DeviceMemory, ...]) -> Mapping[str, int]:
-    """The highest peak of each device so far, ``memory`` taken in."""
-    peaks = dict(state.peaks)
-    for device in memory:
-        if device.peak_bytes is not None:
-            peaks[device.device] = max(peaks.get(device.device, 0), device.peak_bytes)
-    return peaks
-
-
-def _micro_batch_changed(state: JobState, event: ev.MicroBatchChanged) -> JobState:
-    state = replace(
-        state,
-        in_process_recoveries=state.in_process_recoveries + 1,
-        last_decision=event.reason,
-    )
-    if event.phase != "gradients":
-        return state
-    return replace(
-        state,
-        state="training",
-        micro_batch_size=event.new,
-        micro_batch_limit=event.new,
-    )
-
-
-def _oom(state: JobState, event: ev.OomOccurred) -> JobState:
-    key = (event.device, event.kind, event.phase)
-    state = _without_old_failures(state)
-    failed = state.micro_batch_failed
-    training = event.phase in ("gradients", "apply", "build", "unknown")
-    if training and event.micro_batch_size is not None:
-        failed = min(event.micro_batch_size, failed or event.micro_batch_size)
-    return replace(
-        state,
-        state="adapting" if event.recovery == "in_process" else "recovering",
-        oom_events=state.oom_events + 1,
-        ooms={**state.ooms, key: state.ooms.get(key, 0) + 1},
-        micro_batch_failed=failed,
-        last_oom=event,
-        memory={**state.memory, **{d.device: d for d in event.memory}},
-    )
-
-
-def _unreported_oom(state: JobState, event: ev.AttemptEnded) -> JobState:
-    """Counts memory that ran out and took the worker with it before it could say so."""
-    told = state.last_oom
-    if event.cause not in _OOM_CAUSES or (told and told.recovery == "restart"):
-        return state
-    host = event.cause == "host_oom"
-    devices = (state.plan or {}).get("devices") or [{}]
-    # Where the script itself said it, memory ran out outside of training.
-    training = not host and state.script is None
-    oom = ev.OomOccurred(
-        at=event.at,
-        attempt=event.attempt,
-        rank=0,
-        device="host" if host else str(devices[0].get("id", "")),
-        kind="host" if host else "device",
-        phase="unknown",
-        recovery="restart",
-        micro_batch_size=state.micro_batch_size if training else None,
-        step=state.step,
-        message=event.summary,
-    )
-    return _oom(state, oom)
-
-
-def _without_old_failures(state: JobState) -> JobState:
-    """What failed under a clearly lower limit says nothing any more."""
-    now = _planned_limit_bytes(state.plan)
-    if memory.limit_grew(state.limit_when_failed_bytes, now):
-        state = replace(state, micro_batch_failed=None, micro_batch_limit=None)
-    return replace(state, limit_when_failed_bytes=now)
-
-
-def _planned_limit_bytes(plan: Mapping[str, Any] | None) -> int | None:
-    """The first device's limit in a plan as the journal has it, whatever it holds."""
-    devices = plan.get("devices") if plan is not None else None
-    if not isinstance(devices, list | tuple) or not devices:
-        return None
-    limit = devices[0].get("limit_bytes") if isinstance(devices[0], Mapping) else None
-    return limit if isinstance(limit, int) else None
 
 
 def _checkpoint_saved(state: JobState, event: ev.CheckpointSaved) -> JobState:
@@ -393,7 +324,7 @@ def _decided(state: JobState, event: ev.DecisionMade) -> JobState:
         last_decision=event.reason,
         micro_batch_size=event.micro_batch_size or state.micro_batch_size,
         micro_batch_limit=event.micro_batch_size or state.micro_batch_limit,
-        limit_when_failed_bytes=_planned_limit_bytes(state.plan)
+        limit_when_failed_bytes=state_memory.planned_limit_bytes(state.plan)
         if event.micro_batch_size
         else state.limit_when_failed_bytes,
         state="recovering" if event.action == "restart" else state.state,

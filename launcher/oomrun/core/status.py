@@ -122,9 +122,13 @@ def _prediction(
     if size == planned.get("micro_batch_size") and likely is not None:
         high = planned.get("predicted_peak_high_bytes")
         return memory.Peak(bytes=likely, high_bytes=likely if high is None else high)
+    if size in state.predictions:
+        return state.predictions[size]
     # A size that was measured would predict itself and say nothing of the error.
     others = {at: peak for at, peak in state.measured.items() if at != size}
-    return memory.predict_peak(size, others, state.state_bytes)
+    return memory.MemoryModel(state_bytes=state.state_bytes, measured=others).predict(
+        size
+    )
 
 
 def status_json(state: JobState) -> dict[str, Any]:

@@ -110,6 +110,8 @@ class Tally:
                 return _progressed(tally, event)
             case ev.OomOccurred() if event.phase not in _WITHOUT_TRAINING:
                 return _interrupted(tally, IN_PROCESS, event.at)
+            case ev.MicroBatchPlanned():
+                return _at_micro_batch(tally, event.micro_batch_size)
             case ev.MicroBatchChanged():
                 return _micro_batch_changed(tally, event)
             case ev.CheckpointSaved():
@@ -142,6 +144,8 @@ def _heard_of(event: ev.Event) -> int | None:
             ev.FitStarted()
             | ev.Progressed()
             | ev.PhaseChanged()
+            | ev.Probed()
+            | ev.MicroBatchPlanned()
             | ev.MicroBatchChanged()
             | ev.CheckpointSaved()
             | ev.CheckpointFailed()

@@ -62,6 +62,10 @@ def _describe(event: ev.Event, state: JobState) -> str | None:
             return progress(state)
         case ev.OomOccurred():
             return _oom(event)
+        case ev.Probed():
+            return _probed(event)
+        case ev.MicroBatchPlanned():
+            return event.reason
         case ev.MicroBatchChanged():
             # The reason says from what to what; a journal of others may lack it.
             return event.reason or f"micro-batch {event.old} -> {event.new}"
@@ -113,6 +117,14 @@ def level(event: ev.Event) -> str:
             return "error"
         case _:
             return "info"
+
+
+def _probed(event: ev.Probed) -> str:
+    tried = f"tried micro-batch {event.micro_batch_size} for {event.steps} steps"
+    if event.peak_bytes is None:
+        return f"{tried}: it ran out of memory"
+    took = units.format_duration(event.seconds)
+    return f"{tried}: peak {units.format_bytes(event.peak_bytes)} ({took})"
 
 
 def progress(state: JobState) -> str:

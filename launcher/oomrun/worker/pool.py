@@ -1,18 +1,19 @@
 """The pool of a CPU device with a limit, as one piece of memory.
 
-TensorFlow's allocator takes the memory of such a device from the system in regions, each
-twice as large as the one before, and nothing that it holds may lie across two of them.
-Measured at a limit of 200 MiB: with 25 MiB in use, a tensor of 80 MiB ran out of
-memory. A first region of the whole limit leaves no such borders. It is asked for without
-being written to, so that the system gives only what is used later.
+TensorFlow's allocator takes the memory of such a device from the system in regions,
+each twice as large as the one before, and nothing that it holds may lie across two of
+them. Measured at a limit of 200 MiB: with 25 MiB in use, a tensor of 80 MiB ran out of
+memory. A first region of the whole limit leaves no such borders. It is asked for
+without being written to, so that the system gives only what is used later.
 
-Source of what is relied on: ``BFCAllocator::Extend`` in xla/tsl/framework, which doubles
-a region from 2 MiB until the allocation fits, and takes what is left of the limit where
-that is less.
+Source of what is relied on: ``BFCAllocator::Extend`` in xla/tsl/framework, which
+doubles a region from 2 MiB until the allocation fits, and takes what is left of the
+limit where that is less.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -23,6 +24,8 @@ __all__ = ["gather_on_first_use", "limit_bytes"]
 
 _MIB = 2**20
 _FIRST_REGION = 2 * _MIB
+#: What TensorFlow may have taken by then, for itself.
+_TAKEN = 4 * _MIB
 
 
 def limit_bytes() -> int | None:
@@ -56,13 +59,14 @@ def gather_on_first_use() -> None:
 
 
 def _gather(limit: int) -> None:
-    """Takes a region of ``limit`` bytes, of which nothing may be taken yet."""
+    """Takes a region of nearly ``limit`` bytes, before anything else does."""
     half = _FIRST_REGION
-    while 2 * half < limit:
+    while 2 * half < limit - _TAKEN:
         half *= 2
-    if half >= limit:
-        return  # the first region is the whole limit anyway
-    with tf.device("CPU:0"):
+    if half + 1 > limit - _TAKEN:
+        return  # so small that its regions are as good
+    # Where it is more than there is, training goes on in smaller regions.
+    with tf.device("CPU:0"), contextlib.suppress(tf.errors.ResourceExhaustedError):
         # The least that the region below the limit's next power of two cannot hold.
         tf.raw_ops.Empty(shape=[half + 1], dtype=tf.uint8, init=False)
     tf.config.experimental.reset_memory_stats("CPU:0")

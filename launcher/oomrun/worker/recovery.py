@@ -39,8 +39,45 @@ class MicroBatches:
             # restart, it starts with what training has come down to.
             "evaluate": None if settings.in_process else planned,
         }
+        self._planned = planned
         self._ran: dict[str, int] = {"gradients": 0, "evaluate": 0}
         self.step = 0
+
+    @property
+    def probes(self) -> bool:
+        """Whether sizes may be tried before training."""
+        device = self._settings.plan.devices[0]
+        fixed = self._settings.micro_batch_fixed is not None
+        return self._settings.probe and not fixed and device.budget_bytes is not None
+
+    @property
+    def budget_bytes(self) -> int:
+        """What a step's peak must not exceed."""
+        return self._settings.plan.devices[0].budget_bytes or 0
+
+    def known(self, state_bytes: int) -> tuple[dict[int, int], int | None]:
+        """Peaks by size and the smallest size that failed, of such a model before.
+
+        Args:
+            state_bytes: of the model, see ``checkpointing.state_bytes``.
+        """
+        if state_bytes != self._settings.state_bytes:
+            return {}, None
+        return dict(self._settings.measured), self._settings.micro_batch_failed
+
+    def begin(self) -> None:
+        """Another model: what an earlier one has come down to is no limit for it."""
+        self._limits["gradients"] = self._planned
+        self._ran["gradients"] = 0
+
+    def settle(self, size: int, samples: int) -> None:
+        """Takes the size that was found by trying, for training and evaluation."""
+        if size >= samples:
+            return
+        self._limits["gradients"] = size
+        # A part of a batch needs less without gradients; all of it may need more.
+        evaluated = self._limits["evaluate"]
+        self._limits["evaluate"] = min(size, evaluated or size)
 
     def size(self, samples: int, phase: str = "gradients") -> int:
         """Samples a pass for a batch of ``samples``."""

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from oomrun.core import events as ev
 from oomrun.core.launch import Launch
+from oomrun.core.memory import Peak
 from oomrun.worker import (
     callback_state,
     checkpointing,
@@ -210,6 +211,19 @@ class Session:
             replayed=True,
         )
         self.fit = None
+
+    def planned(self, size: int, samples: int, reason: str, peak: Peak | None) -> None:
+        """Sizes were tried: trains with ``size`` from now on."""
+        self.micro_batches.settle(size, samples)
+        self._send(
+            ev.MicroBatchPlanned,
+            fit=self.fit.number if self.fit else 0,
+            micro_batch_size=size,
+            global_batch_size=self._global_batch_size or samples,
+            reason=reason,
+            predicted_peak_bytes=peak and peak.bytes,
+            predicted_peak_high_bytes=peak and peak.high_bytes,
+        )
 
     # -- the life of a step ----------------------------------------------------
 

@@ -15,9 +15,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from oomrun.core import probing
 from oomrun.worker import building, caveats, checkpointing
 from oomrun.worker.engine import slicing, step
 from oomrun.worker.engine.separability import Separability
+from oomrun.worker.probing import Prober
 from oomrun.worker.session import Session
 
 __all__ = ["TrainFunction"]
@@ -50,6 +52,7 @@ class TrainFunction:
         self._original: Any = None
         self._function: step.StepFunction | None = None
         self._said = False
+        self._probed = 0  # rows of the largest batch that a size was found for
 
     def __call__(self, iterator: Any) -> Any:
         logs = None
@@ -96,6 +99,7 @@ class TrainFunction:
         in_fit = session.fit is not None and session.fit.model is self._model
         if in_fit:
             session.before_step(data, samples)
+            self._probe(data, samples)
         while True:
             size = session.micro_batches.size(samples)
             if size < samples and not self._may_cut(data):
@@ -115,6 +119,24 @@ class TrainFunction:
         elif session.fit is None:
             session.lone_step(samples, seconds, _loss(logs))
         return logs
+
+    def _probe(self, data: Any, samples: int) -> None:
+        """Looks for the micro-batch before the first step, anew for a larger batch."""
+        sizes = self._session.micro_batches
+        if samples <= self._probed:
+            return
+        if self._probed == 0:
+            sizes.begin()
+        self._probed = samples
+        if not sizes.probes:
+            return
+        assert self._function is not None
+        prober = Prober(self._session, self._model, self._function)
+        found = prober.settle(data, samples, lambda: self._may_cut(data))
+        if found is not None:
+            step, known = found
+            size = step.size if isinstance(step, probing.Settled) else 1
+            self._session.planned(size, samples, step.reason, known.predict(size))
 
     def _spec(self, data: Any) -> Any:
         """Shapes and dtypes of this fit's batches; None where it is not in one."""

@@ -51,7 +51,8 @@ class Scouted:
         logs: dtype and shape of each value that it returns, by its path.
         returned: what it returns, for the form of it.
         divisors: of its losses, in order; also symbolic.
-        draws: whether it draws random numbers from seeds of Keras's.
+        draws: whether it draws random numbers.
+        draws_by_kernel: whether from generators that cannot be put back.
     """
 
     applies: list[Apply]
@@ -59,6 +60,7 @@ class Scouted:
     returned: Any
     divisors: losses.Divisors
     draws: bool
+    draws_by_kernel: bool
 
 
 @dataclass(frozen=True)
@@ -175,8 +177,14 @@ class Cutter:
             written.check(graph, self._model)
             if self._own and not applies:
                 raise NotCuttableError("its train_step calls no optimizer")
-            draws = bool(drawn) or written.draws(graph)
-            return Scouted(applies, specs(logs), logs, divisors, draws)
+            return Scouted(
+                applies,
+                specs(logs),
+                logs,
+                divisors,
+                draws=bool(drawn) or written.draws(graph),
+                draws_by_kernel=written.draws_by_kernel(graph),
+            )
 
     def step(
         self, batch: Batch, on_apply: OnApply, around: Around | None = None

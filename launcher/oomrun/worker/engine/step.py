@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from oomrun.worker.engine import cutting, models, separability, slicing, trial
+from oomrun.worker.engine import cutting, models, separability, slicing, static, trial
 from oomrun.worker.engine.applying import Apply
 from oomrun.worker.engine.line import Line
 from oomrun.worker.engine.returning import NotCuttableError
@@ -44,6 +44,7 @@ class Cut:
         averaged: values the step returns that are means over a batch's samples.
         state: variables of layers that get other values then, by path.
         draws: whether the step draws random numbers, other ones for each part.
+        draws_by_kernel: whether from generators that cannot be put back after a trial.
     """
 
     separability: Separability
@@ -52,6 +53,7 @@ class Cut:
     averaged: frozenset[str] = frozenset()
     state: tuple[str, ...] = ()
     draws: bool = False
+    draws_by_kernel: bool = False
 
     @property
     def possible(self) -> bool:
@@ -73,7 +75,7 @@ class StepFunction:
         self._flags = Flags(model)
         self._optimizers = 0
         self._spec: Any = None
-        self._parts_traced = False
+        self._traced: set[str] = set()
         self._whole = self._compiled(self._whole_step)
         self._parts = self._compiled(self._split_step)
         self._cut: Cut | None = None
@@ -105,7 +107,9 @@ class StepFunction:
             return Cut(Separability.NONE, str(error))
         except trial.UNTRACEABLE as error:
             return Cut(Separability.NONE, trial.cannot_trace(error))
-        return dataclasses.replace(found, draws=seen.draws)
+        return dataclasses.replace(
+            found, draws=seen.draws, draws_by_kernel=seen.draws_by_kernel
+        )
 
     def _try(self, data: Any) -> Cut:
         model, found = self._model, Separability.UNKNOWN
@@ -180,6 +184,21 @@ class StepFunction:
         tolerance = separability.tolerance(model)
         return separability.judge(whole, again, mean, total, tolerance=tolerance)
 
+    def static_peaks(self, data: Any, sizes: Sequence[int]) -> dict[int, int]:
+        """What the graph of the whole step says of its peak, by rows; see ``static``.
+
+        Empty where it says nothing: steps that are run eagerly, or by XLA.
+        """
+        if self._model.run_eagerly or self._model.jit_compile or self._spec is None:
+            return {}
+        self._trace("whole", self._whole)
+        try:
+            whole: Any = self._whole
+            function = whole.get_concrete_function(self._spec)
+        except (TypeError, ValueError):
+            return {}
+        return static.peaks(function, data, sizes)
+
     def trace_for(self, spec: Any) -> None:
         """Has the steps traced for batches of ``spec``, as plain Keras has them.
 
@@ -188,15 +207,17 @@ class StepFunction:
         that draw random numbers begin again.
         """
         self._spec = spec
-        self._trace(self._whole, spec)
 
-    def _trace(self, function: Any, *specs: Any) -> None:
-        if self._model.run_eagerly or specs[0] is None:
+    def _trace(self, name: str, function: Any, *specs: Any) -> None:
+        """Traces ``function`` before it is first called."""
+        done = name in self._traced
+        self._traced.add(name)
+        if done or self._model.run_eagerly or self._spec is None:
             return
         # Batches that are unlike their spec are traced when they come.
         refused = contextlib.suppress(TypeError, ValueError)
         with refused, self._flags.as_they_were():
-            function.get_concrete_function(*specs)
+            function.get_concrete_function(self._spec, *specs)
 
     def run(self, data: Any, samples: int, micro_batch_size: int) -> Logs:
         """One optimizer step over ``data``.
@@ -214,10 +235,9 @@ class StepFunction:
             tf.errors.ResourceExhaustedError: see ``applying`` and ``snapshot``.
         """
         if micro_batch_size >= samples:
+            self._trace("whole", self._whole)
             return self._whole(data)  # type: ignore[no-any-return]
-        if not self._parts_traced:
-            self._parts_traced = True
-            self._trace(self._parts, self._spec, tf.TensorSpec((), tf.int32))
+        self._trace("parts", self._parts, tf.TensorSpec((), tf.int32))
         return self._parts(  # type: ignore[no-any-return]
             data, tf.constant(micro_batch_size, tf.int32)
         )

@@ -26,13 +26,14 @@ from oomrun.worker.engine import (
     comparing,
     cutting,
     drawing,
+    keeping,
     losses,
     models,
     returning,
     separability,
     slicing,
 )
-from oomrun.worker.engine.applying import Apply, optimizers_of
+from oomrun.worker.engine.applying import Apply
 from oomrun.worker.engine.snapshot import Snapshot
 
 __all__ = [
@@ -104,7 +105,7 @@ def _try_rows(model: Any, few: Any, snapshot: Snapshot, sums: bool) -> Verdict:
         # First of all: what it refuses must not be run, not even on a few rows. It
         # makes what variables the step still makes, too.
         cutting.Cutter(model, snapshot).scout(few)
-        variables = _variables(model)
+        variables = keeping.variables_of(model)
         if model.run_eagerly and _plain_state(model) != before:
             return Verdict(reason="its step keeps numbers in Python between batches")
         whole, again = _runs(model, _whole(model, rows), few, variables, 2)
@@ -129,7 +130,7 @@ def _try_evaluation(model: Any, few: Any) -> Verdict:
     rows = slicing.batch_size(few)
     with contextlib.suppress(*UNTRACEABLE):
         slicing.traced_for(lambda data: models.evaluated(model, data), few)
-    variables = _variables(model)
+    variables = keeping.variables_of(model)
 
     def whole(data: Any) -> Any:
         with _by_row(tf.constant(0), tf.constant(rows)):
@@ -188,32 +189,6 @@ def _first(error: Exception) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     return " ".join(lines[:2])[:300] or type(error).__name__
-
-
-def _variables(model: Any) -> list[Any]:
-    found: dict[int, Any] = {}
-    own = [*model.variables, *model.metrics_variables]
-    for optimizer in optimizers_of(model):
-        own += optimizer.variables
-    for variable in own:
-        found.setdefault(id(variable), variable)
-    return list(found.values())
-
-
-@contextlib.contextmanager
-def _left_as_it_was(variables: Sequence[Any]) -> Iterator[None]:
-    # On the host: the device has no room for a second copy of everything.
-    before = [_host(variable) for variable in variables]
-    try:
-        yield
-    finally:
-        for variable, value in zip(variables, before, strict=True):
-            variable.assign(value)
-
-
-def _host(value: Any) -> np.ndarray[Any, Any]:
-    # A copy: what TensorFlow gives may share the variable's memory.
-    return np.array(tf.convert_to_tensor(value).numpy())
 
 
 class _Descent:
@@ -283,14 +258,14 @@ def _runs(
         step = slicing.traced_for(step, data)
     runs = []
     for _ in range(count):
-        with _left_as_it_was(variables):
+        with keeping.left_as_it_was(variables):
             gradients, logs, means = step(data)
             runs.append(
                 _Run(
-                    [_host(gradient) for gradient in gradients],
-                    [_host(variable) for variable in variables],
-                    {name: _host(value) for name, value in logs.items()},
-                    {name: _host(value) for name, value in means.items()},
+                    [keeping.host_copy(gradient) for gradient in gradients],
+                    [keeping.host_copy(variable) for variable in variables],
+                    {name: keeping.host_copy(value) for name, value in logs.items()},
+                    {name: keeping.host_copy(value) for name, value in means.items()},
                 )
             )
     return runs

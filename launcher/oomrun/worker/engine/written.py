@@ -7,7 +7,7 @@ from typing import Any
 from oomrun.worker.engine.applying import optimizers_of
 from oomrun.worker.engine.returning import NotCuttableError
 
-__all__ = ["check", "draws"]
+__all__ = ["check", "draws", "draws_by_kernel"]
 
 _WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparse")
 _DRAWS = (
@@ -20,11 +20,24 @@ _DRAWS = (
     "StatefulUniform",
     "TruncatedNormal",
 )
+#: The state of these is a variable.
+_DRAWS_BY_VARIABLE = ("RngReadAndSkip", "Stateful")
 
 
 def draws(graph: Any) -> bool:
     """Whether there is an operation of TensorFlow's that draws random numbers."""
     return any(op.type.startswith(_DRAWS) for op in graph.get_operations())
+
+
+def draws_by_kernel(graph: Any) -> bool:
+    """Whether an operation draws from a generator that no variable holds.
+
+    Such a generator goes on with every run of its function, and cannot be put back.
+    """
+    return any(
+        op.type.startswith(_DRAWS) and not op.type.startswith(_DRAWS_BY_VARIABLE)
+        for op in graph.get_operations()
+    )
 
 
 def check(graph: Any, model: Any) -> None:

@@ -1,0 +1,121 @@
+"""Which micro-batch to try next, until the one to train with is found.
+
+Covers: ``next_step``, a function of what is known of a model and what is asked for.
+Each trial narrows the interval of the prediction (``memory.py``); the next size is the
+largest whose upper end is within the budget, so that no trial is expected to run out of
+memory. Does not cover: trying it (``worker/probing.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oomrun.core.batch import accumulation_steps
+from oomrun.core.memory import MemoryModel
+from oomrun.core.units import format_bytes
+
+__all__ = ["Asked", "NothingFits", "Settled", "Step", "Try", "next_step"]
+
+#: A size this much below the one that could be tried next is good enough.
+_NEAR = 0.04
+#: The first size where nothing at all is known, not even from the graph.
+_FIRST = 2
+#: How far the budget must be above a prediction's upper end for a size to go untried.
+_SURELY = 1.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a size is looked for.
+
+    Attributes:
+        samples: rows of the batch.
+        at_most: the user's own upper bound, or ``samples``.
+        budget_bytes: what the peak must not exceed.
+        trials_left: how many sizes may still be tried.
+        failed: the smallest size that ran out of memory; None while none did.
+    """
+
+    samples: int
+    at_most: int
+    budget_bytes: int
+    trials_left: int
+    failed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Try:
+    """Run a few passes of ``size`` samples, and measure them."""
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """Train with ``size`` samples a pass."""
+
+    size: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NothingFits:
+    """Not even one sample at a time."""
+
+    reason: str
+
+
+Step = Try | Settled | NothingFits
+
+
+def next_step(known: MemoryModel, asked: Asked) -> Step:
+    """The next size to try, or the one to train with.
+
+    Args:
+        known: what is known of the model so far.
+        asked: what is looked for.
+    """
+    most = min(asked.at_most, asked.samples)
+    if asked.failed is not None:
+        most = min(most, asked.failed - 1)
+    if most < 1:
+        return NothingFits(reason="even one sample at a time ran out of memory")
+    ran = _largest_that_ran(known, most, asked.budget_bytes)
+    wanted = known.largest_within(asked.budget_bytes, most)
+    if wanted == 0 and ran == 0:
+        # Not even what is smallest is known to fit: it is tried all the same.
+        first = _FIRST if not known.measured and not known.static else 1
+        wanted = min(most, first)
+    if wanted == most and ran < most and _far_below(known, most, asked.budget_bytes):
+        return _settled(known, most, asked)
+    if wanted in known.measured:
+        return _settled(known, ran or 1, asked)
+    if wanted <= ran * (1 + _NEAR):
+        return _settled(known, ran, asked)
+    if asked.trials_left > 0:
+        return Try(size=wanted)
+    # Between two sizes that ran, the line is as good as a trial.
+    between = wanted < max(known.measured, default=0)
+    return _settled(known, wanted if between or not ran else ran, asked)
+
+
+def _largest_that_ran(known: MemoryModel, most: int, budget: int) -> int:
+    fitting = (m for m, peak in known.measured.items() if m <= most and peak <= budget)
+    return max(fitting, default=0)
+
+
+def _far_below(known: MemoryModel, size: int, budget: int) -> bool:
+    """Whether ``size`` surely fits: it is trained, not tried first."""
+    peak = known.predict(size)
+    return peak is not None and peak.high_bytes * _SURELY <= budget
+
+
+def _settled(known: MemoryModel, size: int, asked: Asked) -> Settled:
+    passes = accumulation_steps(asked.samples, size)
+    peak = known.predict(size)
+    needs = "" if peak is None else f"needs up to {format_bytes(peak.high_bytes)}"
+    return Settled(
+        size=size,
+        reason=f"micro-batch {size} x {passes} (global {asked.samples}) {needs} of "
+        f"{format_bytes(asked.budget_bytes)} that may be used",
+    )

@@ -1,0 +1,144 @@
+"""What events say of memory, summed up into the job's state.
+
+Covers: peaks, what ran out of memory, what was tried, which micro-batch is in use.
+Does not cover: what follows from it (``planning.py``, ``policy.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from oomrun.core import events as ev
+from oomrun.core import memory
+
+if TYPE_CHECKING:
+    from oomrun.core.state import JobState
+
+__all__ = [
+    "measured", "micro_batch_changed", "micro_batch_planned", "out_of_memory", "peaks",
+    "planned_limit_bytes", "probed", "unreported_oom",
+]  # fmt: skip
+
+_OOM_CAUSES = frozenset({"device_oom", "host_oom"})
+
+
+def probed(state: JobState, event: ev.Probed) -> JobState:
+    """A micro-batch was tried."""
+    size = event.micro_batch_size
+    if event.peak_bytes is not None:
+        return replace(state, measured=measured(state, size, event.peak_bytes))
+    failed = min(size, state.micro_batch_failed or size)
+    return replace(
+        state,
+        oom_events=state.oom_events + 1,
+        micro_batch_failed=failed,
+        limit_when_failed_bytes=planned_limit_bytes(state.plan),
+    )
+
+
+def measured(state: JobState, size: int, peak_bytes: int) -> Mapping[int, int]:
+    """The peaks by micro-batch size, with one more seen."""
+    highest = max(state.measured.get(size, 0), peak_bytes)
+    return {**state.measured, size: highest}
+
+
+def micro_batch_planned(state: JobState, event: ev.MicroBatchPlanned) -> JobState:
+    """The worker has chosen its micro-batch."""
+    predictions = dict(state.predictions)
+    likely, high = event.predicted_peak_bytes, event.predicted_peak_high_bytes
+    if likely is not None:
+        peak = memory.Peak(bytes=likely, high_bytes=max(likely, high or 0))
+        predictions[event.micro_batch_size] = peak
+    return replace(
+        state,
+        micro_batch_size=event.micro_batch_size,
+        global_batch_size=event.global_batch_size,
+        predictions=predictions,
+        last_decision=event.reason,
+    )
+
+
+def peaks(state: JobState, memory: tuple[ev.DeviceMemory, ...]) -> Mapping[str, int]:
+    """The highest peak of each device so far, ``memory`` taken in."""
+    peaks = dict(state.peaks)
+    for device in memory:
+        if device.peak_bytes is not None:
+            peaks[device.device] = max(peaks.get(device.device, 0), device.peak_bytes)
+    return peaks
+
+
+def micro_batch_changed(state: JobState, event: ev.MicroBatchChanged) -> JobState:
+    state = replace(
+        state,
+        in_process_recoveries=state.in_process_recoveries + 1,
+        last_decision=event.reason,
+    )
+    if event.phase != "gradients":
+        return state
+    return replace(
+        state,
+        state="training",
+        micro_batch_size=event.new,
+        micro_batch_limit=event.new,
+    )
+
+
+def out_of_memory(state: JobState, event: ev.OomOccurred) -> JobState:
+    key = (event.device, event.kind, event.phase)
+    state = _without_old_failures(state)
+    failed = state.micro_batch_failed
+    training = event.phase in ("gradients", "apply", "build", "unknown")
+    if training and event.micro_batch_size is not None:
+        failed = min(event.micro_batch_size, failed or event.micro_batch_size)
+    return replace(
+        state,
+        state="adapting" if event.recovery == "in_process" else "recovering",
+        oom_events=state.oom_events + 1,
+        ooms={**state.ooms, key: state.ooms.get(key, 0) + 1},
+        micro_batch_failed=failed,
+        last_oom=event,
+        memory={**state.memory, **{d.device: d for d in event.memory}},
+    )
+
+
+def unreported_oom(state: JobState, event: ev.AttemptEnded) -> JobState:
+    """Counts memory that ran out and took the worker with it before it could say so."""
+    told = state.last_oom
+    if event.cause not in _OOM_CAUSES or (told and told.recovery == "restart"):
+        return state
+    host = event.cause == "host_oom"
+    devices = (state.plan or {}).get("devices") or [{}]
+    # Where the script itself said it, memory ran out outside of training.
+    training = not host and state.script is None
+    oom = ev.OomOccurred(
+        at=event.at,
+        attempt=event.attempt,
+        rank=0,
+        device="host" if host else str(devices[0].get("id", "")),
+        kind="host" if host else "device",
+        phase="unknown",
+        recovery="restart",
+        micro_batch_size=state.micro_batch_size if training else None,
+        step=state.step,
+        message=event.summary,
+    )
+    return out_of_memory(state, oom)
+
+
+def _without_old_failures(state: JobState) -> JobState:
+    """What failed under a clearly lower limit says nothing any more."""
+    now = planned_limit_bytes(state.plan)
+    if memory.limit_grew(state.limit_when_failed_bytes, now):
+        state = replace(state, micro_batch_failed=None, micro_batch_limit=None)
+    return replace(state, limit_when_failed_bytes=now)
+
+
+def planned_limit_bytes(plan: Mapping[str, Any] | None) -> int | None:
+    """The first device's limit in a plan as the journal has it, whatever it holds."""
+    devices = plan.get("devices") if plan is not None else None
+    if not isinstance(devices, list | tuple) or not devices:
+        return None
+    limit = devices[0].get("limit_bytes") if isinstance(devices[0], Mapping) else None
+    return limit if isinstance(limit, int) else None

@@ -1,0 +1,42 @@
+"""Everything a step may change, kept on the host and put back after a trial."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from oomrun.worker.engine.applying import optimizers_of
+
+__all__ = ["host_copy", "left_as_it_was", "variables_of"]
+
+
+def variables_of(model: Any) -> list[Any]:
+    """Weights, layer state, seeds, metrics and the optimizers' slots, each once."""
+    found: dict[int, Any] = {}
+    own = [*model.variables, *model.metrics_variables]
+    for optimizer in optimizers_of(model):
+        own += optimizer.variables
+    for variable in own:
+        found.setdefault(id(variable), variable)
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def left_as_it_was(variables: Sequence[Any]) -> Iterator[None]:
+    """Puts the values that the variables have now back at the end."""
+    # On the host: the device has no room for a second copy of everything.
+    before = [host_copy(variable) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
+
+
+def host_copy(value: Any) -> np.ndarray[Any, Any]:
+    """The value of a tensor or variable, in memory of its own."""
+    return np.array(tf.convert_to_tensor(value).numpy())
