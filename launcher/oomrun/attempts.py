@@ -13,7 +13,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from oomrun.core import event_json
 from oomrun.core import events as ev
 from oomrun.core.diagnosis import Evidence
 from oomrun.core.launch import STOP
+from oomrun.core.state import JobState
 from oomrun.processes import Ended, Worker, sweep
 from oomrun.recorder import Recorder
 from oomrun.stops import Stops
@@ -171,6 +172,7 @@ def watch(
     timing: Timing,
     descendants: bool,
     oom_kills: Callable[[], int | None],
+    answer: Callable[[JobState, ev.Event], Mapping[str, Any] | None],
 ) -> Evidence:
     """Waits for the worker's end and says how it ended. Nothing of it is left then.
 
@@ -182,6 +184,7 @@ def watch(
         stops: requests to stop.
         timing: how long we wait for what.
         descendants: whether all our descendants are the run's, see ``sweep``.
+        answer: the message that a worker's event asks for, if any.
         oom_kills: reads how many processes of our cgroup the kernel has killed.
 
     Raises:
@@ -193,7 +196,11 @@ def watch(
         while not worker.exited():
             _wait(worker, stops, [seen.due_at(), recorder.due_at()])
             for event in _events(seen, worker.read()):
+                before = recorder.state
                 recorder.record(event)
+                message = answer(before, event)
+                if message is not None:
+                    worker.send(message)
             recorder.flush_if_due()
             seen.press(worker, stops)
     finally:

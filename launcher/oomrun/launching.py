@@ -31,12 +31,14 @@ from oomrun.core.spec import (
     Script,
 )
 from oomrun.core.state import JobState
+from oomrun.core.topology import Inventory
 from oomrun.environment import (
     command_environment,
     source_roots,
     worker_environment,
 )
 from oomrun.processes import Worker
+from oomrun.remembering import environment_of
 from oomrun.rundir import RunDir, write_atomically
 
 __all__ = [
@@ -105,8 +107,22 @@ def policy_limits(spec: JobSpec) -> Limits:
     )
 
 
-def make_launch(job: Job, plan: Plan, state: JobState, attempt: int) -> Launch:
-    """What the worker of attempt ``attempt`` is told."""
+def make_launch(
+    job: Job,
+    plan: Plan,
+    state: JobState,
+    attempt: int,
+    environment: Mapping[str, Any] | None = None,
+) -> Launch:
+    """What the worker of attempt ``attempt`` is told.
+
+    Args:
+        job: what is run.
+        plan: of the attempt.
+        state: the run so far.
+        attempt: its number.
+        environment: see ``Launch``.
+    """
     spec = job.spec
     kind, program, args = _program(job, plan)
     micro, every = spec.batch.micro, spec.checkpoint.every
@@ -133,7 +149,9 @@ def make_launch(job: Job, plan: Plan, state: JobState, attempt: int) -> Launch:
         probe=spec.memory.probe == "auto" and shrinks,
         measured=state.measured,
         micro_batch_failed=planning.known_to_fail(state, plan.devices[0].limit_bytes),
-        state_bytes=state.state_bytes,
+        environment=environment,
+        fit=state.fit,
+        profile_key=state.profile_key,
         supervisor_pid=os.getpid(),
     )
 
@@ -160,17 +178,26 @@ def checkpoint_dir(job: Job) -> Path:
     return (job.job_file.parent / named).absolute()
 
 
-def start_worker(job: Job, plan: Plan, state: JobState, attempt: int) -> Worker:
+def start_worker(
+    job: Job, plan: Plan, state: JobState, attempt: int, inventory: Inventory
+) -> Worker:
     """Writes the attempt's files and starts its worker.
+
+    Args:
+        job: what is run.
+        plan: of the attempt.
+        state: the run so far.
+        attempt: its number.
+        inventory: the machine that it was planned for.
 
     Raises:
         PlatformError: a file cannot be written or the worker not be started.
     """
     folder = job.run_dir.attempt(attempt)
-    launch = make_launch(job, plan, state, attempt)
     write_atomically(folder.plan, _json(plans.to_json(plan)))
-    write_atomically(folder.launch, _json(launches.to_json(launch)))
     if isinstance(job.spec.program, Command):
+        launch = make_launch(job, plan, state, attempt)
+        write_atomically(folder.launch, _json(launches.to_json(launch)))
         return _start_command(job, launch)
     env = worker_environment(
         job.environment,
@@ -181,6 +208,9 @@ def start_worker(job: Job, plan: Plan, state: JobState, attempt: int) -> Worker:
         launch_file=folder.launch.absolute(),
         roots=source_roots(),
     )
+    known = environment_of(job.spec, plan, inventory, env)
+    launch = make_launch(job, plan, state, attempt, known)
+    write_atomically(folder.launch, _json(launches.to_json(launch)))
     return Worker(job.worker_argv, env, folder.log().absolute(), job.cwd)
 
 

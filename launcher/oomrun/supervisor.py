@@ -36,7 +36,9 @@ from oomrun.environment import check_backend
 from oomrun.journal import Journal
 from oomrun.launching import Job, checkpoint_dir, policy_limits, start_worker
 from oomrun.processes import sweep
+from oomrun.profiles import Profiles, folder_of
 from oomrun.recorder import Observer, Recorder
+from oomrun.remembering import Remembering
 from oomrun.rundir import set_aside, write_atomically
 from oomrun.stops import Stops
 
@@ -198,6 +200,7 @@ class _Run:
         self._stops = stops
         self._look = look
         self._limits = policy_limits(job.spec)
+        self._remembering = Remembering(Profiles(folder_of(job.environment)))
         self._free_before: dict[str, int] = {}
 
     def expect(self, free_bytes: Mapping[str, int]) -> None:
@@ -229,8 +232,8 @@ class _Run:
     def _attempt(self) -> Diagnosis:
         job, recorder = self._job, self._recorder
         number = recorder.state.attempt + 1
-        plan = self._plan()
-        worker = start_worker(job, plan, recorder.state, number)
+        plan, inventory = self._plan()
+        worker = start_worker(job, plan, recorder.state, number, inventory)
         try:
             recorder.record(
                 ev.AttemptStarted(
@@ -253,7 +256,9 @@ class _Run:
             timing=job.timing,
             descendants=job.owns_process,
             oom_kills=host.oom_kill_count,
+            answer=self._remembering.answer,
         )
+        self._remembering.keep(recorder.state)
         if isinstance(job.spec.program, Command):
             log, before = (job.run_dir.attempt(n).log() for n in (number, number - 1))
             evidence = of_command(evidence, plan.devices[0].id, log, before)
@@ -263,8 +268,8 @@ class _Run:
         recorder.record(_attempt_ended(number, ended, evidence))
         return ended
 
-    def _plan(self) -> Plan:
-        """The next plan, made once the memory of the attempt before is back."""
+    def _plan(self) -> tuple[Plan, Inventory]:
+        """The next plan and its machine, once the memory of a dead worker is back."""
         for device, free in self._free_before.items():
             self._wait_for_memory(device, free)
         inventory = self._look()
@@ -273,7 +278,7 @@ class _Run:
         for found in inventory.devices:
             if found.id in used and found.free_bytes is not None:
                 self._free_before[found.id] = found.free_bytes
-        return plan
+        return plan, inventory
 
     def _wait_for_memory(self, device: str, free_bytes: int) -> None:
         """A dead process's GPU memory comes back a while after it is gone."""

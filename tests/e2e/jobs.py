@@ -52,6 +52,8 @@ class Job:
     ) -> subprocess.Popen[bytes]:
         """``oomrun job.yaml`` in a process of its own; what it says goes to a file."""
         argv = [*OOMRUN, "job.yaml", "--view", "plain", *options]
+        # What another test has learnt of a model must not change this one.
+        env = {"XDG_CACHE_HOME": str(self.folder / "cache"), **(env or {})}
         with open(self.folder / "said", "ab") as said:
             return subprocess.Popen(
                 argv,

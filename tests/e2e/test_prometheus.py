@@ -38,6 +38,7 @@ name: watched
 script: {script}
 args: ["--epochs", "4", "--size", "64", "--output", "weights.npz"]
 devices: {{cpu: 1, memory: [200MiB]}}
+memory: {{probe: never}}
 metrics: {{listen: "127.0.0.1:{port}"}}
 """
 

@@ -107,7 +107,11 @@ class WorkerReady(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitStarted(Event):
-    """The script's ``fit``-th call of ``fit`` (from 1) began, or goes on."""
+    """The script's ``fit``-th call of ``fit`` (from 1) began, or goes on.
+
+    ``profile_key`` says which trainings need memory alike (``profile.full_key``); None
+    where that cannot be said.
+    """
 
     type: ClassVar[str] = "fit_started"
     attempt: int
@@ -118,6 +122,7 @@ class FitStarted(Event):
     micro_batch_size: int | None
     steps_per_epoch: int | None
     state_bytes: int | None = None
+    profile_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

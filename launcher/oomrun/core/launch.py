@@ -17,6 +17,7 @@ from oomrun.core import plan as plans
 __all__ = [
     "CHANNEL_FD",
     "LAUNCH_FILE",
+    "REMEMBERED",
     "RUN_TOKEN",
     "STOP",
     "Launch",
@@ -33,6 +34,9 @@ RUN_TOKEN = "OOMRUN_RUN_ID"
 
 #: Message to the worker: write a checkpoint at the next step's end, then exit.
 STOP = "stop"
+#: Message to the worker, after each ``FitStarted`` with a ``profile_key``: what earlier
+#: runs have measured of that model (``measured``: pairs of size and bytes; ``failed``).
+REMEMBERED = "remembered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +59,10 @@ class Launch:
         micro_batch_fixed: the user's own micro-batch, never changed.
         batch_norm: micro_batch, freeze or refuse.
         probe: whether micro-batches may be tried before the first step.
-        measured: peak bytes by micro-batch size, of the model whose ``state_bytes``
-            these are, from earlier attempts.
+        environment: what the device and the settings add to a model's key
+            (``profile.Environment``); None where nothing is remembered.
+        fit, profile_key: the fit that earlier attempts came to, and its model.
+        measured: peak bytes by micro-batch size of that model.
         micro_batch_failed: the smallest that ran out of memory then.
         last_step: the furthest step any attempt reached (for what was lost).
         supervisor_pid: who must be our parent; None in a test without a supervisor.
@@ -83,7 +89,9 @@ class Launch:
     probe: bool = False
     measured: Mapping[int, int] = field(default_factory=dict)
     micro_batch_failed: int | None = None
-    state_bytes: int | None = None
+    environment: Mapping[str, Any] | None = None
+    fit: int = 0
+    profile_key: str | None = None
     supervisor_pid: int | None = None
 
 

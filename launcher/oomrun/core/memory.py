@@ -7,7 +7,7 @@ Does not cover: how that is learnt (``worker/probing.py``), which size is tried 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -15,16 +15,11 @@ __all__ = ["MemoryModel", "Peak", "budget_bytes", "limit_grew"]
 
 # How far the upper end of a prediction lies above the most likely value, as a fraction
 # of what depends on the micro-batch. Measured on the models of ``benchmarks/zoo``.
-#: A size that ran: from step to step, with the order that the executor happens to take.
-_SAME = 0.03
-#: Between two sizes that ran, or above them along their line, by the size's ratio.
-_LINE, _LINE_PER_DOUBLING = 0.04, 0.12
-#: Below all sizes that ran, where less is known of what does not shrink.
-_BELOW = 0.25
-#: From one size that ran, in proportion: what does not depend on the size makes this
-#: too much for a larger one, and too little for a smaller one.
-_ONE, _ONE_BELOW = 0.12, 1.0
-#: From the graph alone, of which real steps took 1.4 to 2.1 times as much.
+#: A size that ran, with its operations in one order, or as the executor happened to.
+_SAME = {True: 0.01, False: 0.05}
+#: What is added to what ran, for each byte that lies between it and another size.
+_SLOPE = {True: 0.25, False: 0.5}
+#: From the graph alone, of which real steps took up to 2.1 times as much.
 _STATIC = 1.3
 
 
@@ -58,6 +53,9 @@ def limit_grew(then_bytes: int | None, now_bytes: int | None) -> bool:
     return now_bytes is None or now_bytes > then_bytes * 1.1
 
 
+Points = Sequence[tuple[int, int]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryModel:
     """What is known of a model's memory, in bytes.
@@ -68,42 +66,75 @@ class MemoryModel:
         measured: the peak of a step by micro-batch size, the highest seen.
         static: what the step's graph says of its peak, by micro-batch size, without
             what is in use between steps.
+        in_order: whether a step's operations run one at a time, so that its peak is
+            always the same; otherwise their order is left to chance.
     """
 
     state_bytes: int | None = None
     measured: Mapping[int, int] = field(default_factory=dict)
     static: Mapping[int, int] = field(default_factory=dict)
+    in_order: bool = False
 
     def predict(self, micro_batch_size: int) -> Peak | None:
         """The peak of a step at ``micro_batch_size``; None where nothing is known.
 
-        A size that was measured predicts itself. Another is read off the line through
-        the measured sizes next to it, of which the largest count: small ones mislead,
-        since what does not depend on the size rules them. With one measured size the
-        state is the line's other end; with none the graph's figures count.
+        A size that was measured predicts itself. From there to another the peak rises
+        as the graph's own figures do, or the line through two sizes that were measured,
+        whichever is steeper: a library's workspace does not grow with the batch, so
+        that the line through small sizes is too flat for large ones. Where nothing was
+        measured, the graph's figures stand for themselves.
         """
         size = micro_batch_size
         rest = min([self.state_bytes or 0, *self.measured.values()])
         if size in self.measured:
-            return _peak(self.measured[size], rest, _SAME)
-        if len(self.measured) > 1:
-            (below, low), (above, high) = self._next_to(size)
-            slope = max(0.0, (high - low) / (above - below))
-            # Above all that ran nothing shrinks with the size.
-            spread = _LINE + _LINE_PER_DOUBLING * max(0.0, size / above - 1)
-            if size < below:
-                peak = _on(low, slope, size - below)
-                return _less_than(_peak(peak, rest, _BELOW), low)
-            return _peak(_on(high, slope, size - above), rest, spread)
-        if self.measured:
-            ((ran, peak),) = self.measured.items()
-            line = _on(rest, (peak - rest) / ran, size)
-            if size < ran:
-                return _less_than(_peak(line, rest, _ONE_BELOW), peak)
-            return _peak(line, rest, _ONE)
-        if self.static and self.state_bytes is not None:
+            return _peak(self.measured[size], rest, _SAME[self.in_order])
+        if not self.measured:
+            if not self.static or self.state_bytes is None:
+                return None
             return _peak(rest + int(self._static_at(size)), rest, _STATIC)
-        return None
+        points = sorted(self.measured.items())
+        below = max((p for p in points if p[0] < size), default=None)
+        above = min((p for p in points if p[0] > size), default=None)
+        if below is None:
+            assert above is not None
+            return self._smaller(size, above, rest)
+        if above is not None:
+            # The peaks between two sizes lie below the line: they rise ever faster.
+            slope = (above[1] - below[1]) / (above[0] - below[0])
+            peak = below[1] + max(0.0, slope) * (size - below[0])
+            return _peak(int(peak), rest, _SAME[self.in_order])
+        return self._larger(size, points, rest)
+
+    def _larger(self, size: int, points: Points, rest: int) -> Peak:
+        """Above all sizes that ran."""
+        ran, peak = points[-1]
+        slopes = [0.0]
+        if len(points) > 1:
+            before, less = points[-2]
+            slopes.append((peak - less) / (ran - before))
+        if self.static:
+            more = self._static_at(size) - self._static_at(ran)
+            # Where the order is left to chance more is in use than the graph needs.
+            usual = 1.0 if self.in_order else (peak - rest) / self._static_at(ran)
+            slopes.append(max(1.0, usual) * more / (size - ran))
+        elif len(points) == 1:
+            slopes.append((peak - rest) / ran)
+        rise = max(slopes) * (size - ran)
+        sure = peak * (1 + _SAME[self.in_order])
+        return Peak(
+            bytes=int(peak + rise),
+            high_bytes=int(sure + rise * (1 + _SLOPE[self.in_order])),
+        )
+
+    def _smaller(self, size: int, above: tuple[int, int], rest: int) -> Peak:
+        """Below all sizes that ran."""
+        ran, peak = above
+        likely = rest + (peak - rest) * size / ran
+        if self.static:
+            likely = peak - (self._static_at(ran) - self._static_at(size))
+        # Whatever it is, it is less than what ran.
+        middle = int(min(max(likely, rest), peak))
+        return Peak(bytes=middle, high_bytes=int(middle + (peak - middle) / 2))
 
     def largest_within(self, budget_bytes: int, at_most: int) -> int:
         """The largest size whose upper end is within the budget; 0 where none is."""
@@ -117,14 +148,6 @@ class MemoryModel:
                 too_large = size
         return fits
 
-    def _next_to(self, size: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The two measured sizes around ``size``, or the two nearest to it."""
-        points = sorted(self.measured.items())
-        for pair in pairwise(points):
-            if size < pair[1][0]:
-                return pair
-        return points[-2], points[-1]
-
     def _static_at(self, size: int) -> float:
         """The graph's peak at ``size``, along the lines between its figures."""
         points = sorted(self.static.items())
@@ -134,15 +157,6 @@ class MemoryModel:
         pair = next((p for p in pairwise(points) if size < p[1][0]), points[-2:])
         (below, low), (above, high) = pair
         return max(1.0, low + (high - low) / (above - below) * (size - below))
-
-
-def _less_than(peak: Peak, larger: int) -> Peak:
-    """``peak`` of a size below one that needed ``larger`` bytes."""
-    return Peak(bytes=min(peak.bytes, larger), high_bytes=min(peak.high_bytes, larger))
-
-
-def _on(start: float, slope: float, distance: float) -> int:
-    return int(max(0.0, start + slope * distance))
 
 
 def _peak(peak: int, rest: int, spread: float) -> Peak:

@@ -8,7 +8,7 @@ memory. Does not cover: trying it (``worker/probing.py``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oomrun.core.batch import accumulation_steps
 from oomrun.core.memory import MemoryModel
@@ -16,12 +16,14 @@ from oomrun.core.units import format_bytes
 
 __all__ = ["Asked", "NothingFits", "Settled", "Step", "Try", "next_step"]
 
+#: A size that ran may have come this far above the budget, which lies below the limit.
+_RAN = 1.04
 #: A size this much below the one that could be tried next is good enough.
 _NEAR = 0.04
 #: The first size where nothing at all is known, not even from the graph.
 _FIRST = 2
 #: How far the budget must be above a prediction's upper end for a size to go untried.
-_SURELY = 1.25
+_SURELY = 1.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +54,14 @@ class Try:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """Train with ``size`` samples a pass."""
+    """Train with ``size`` samples a pass.
+
+    ``surely``: so far below the budget that nothing need be done to keep it there.
+    """
 
     size: int
     reason: str
+    surely: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +92,8 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
         # Not even what is smallest is known to fit: it is tried all the same.
         first = _FIRST if not known.measured and not known.static else 1
         wanted = min(most, first)
-    if wanted == most and ran < most and _far_below(known, most, asked.budget_bytes):
-        return _settled(known, most, asked)
+    if wanted == most and _far_below(known, most, asked.budget_bytes):
+        return replace(_settled(known, most, asked), surely=True)
     if wanted in known.measured:
         return _settled(known, ran or 1, asked)
     if wanted <= ran * (1 + _NEAR):
@@ -100,7 +106,9 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
 
 
 def _largest_that_ran(known: MemoryModel, most: int, budget: int) -> int:
-    fitting = (m for m, peak in known.measured.items() if m <= most and peak <= budget)
+    fitting = (
+        m for m, peak in known.measured.items() if m <= most and peak <= budget * _RAN
+    )
     return max(fitting, default=0)
 
 

@@ -95,6 +95,7 @@ class JobState:
     micro_batch_limit: int | None = None
     limit_when_failed_bytes: int | None = None
     state_bytes: int | None = None
+    profile_key: str | None = None
     measured: Mapping[int, int] = field(default_factory=dict)
     predictions: Mapping[int, memory.Peak] = field(default_factory=dict)
     memory: Mapping[str, ev.DeviceMemory] = field(default_factory=dict)
@@ -241,10 +242,7 @@ def _attempt_started(state: JobState, event: ev.AttemptStarted) -> JobState:
 
 
 def _fit_started(state: JobState, event: ev.FitStarted) -> JobState:
-    # Another model, of which nothing is known yet.
-    other = None not in (event.state_bytes, state.state_bytes) and (
-        event.state_bytes != state.state_bytes
-    )
+    other = not _same_model(state, event)  # of which nothing is known yet
     return replace(
         state,
         state="training",
@@ -259,7 +257,14 @@ def _fit_started(state: JobState, event: ev.FitStarted) -> JobState:
         global_batch_size=event.global_batch_size or state.global_batch_size,
         micro_batch_size=event.micro_batch_size or state.micro_batch_size,
         state_bytes=event.state_bytes or state.state_bytes,
+        profile_key=event.profile_key,
     )
+
+
+def _same_model(state: JobState, event: ev.FitStarted) -> bool:
+    if event.profile_key is None:
+        return event.fit == state.fit or event.state_bytes == state.state_bytes
+    return event.profile_key == state.profile_key
 
 
 def _progressed(state: JobState, event: ev.Progressed) -> JobState:

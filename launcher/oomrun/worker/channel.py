@@ -7,8 +7,10 @@ supervisor is gone: the worker then ends at once (``lifeline.end_group``).
 from __future__ import annotations
 
 import json
+import queue
 import socket
 import threading
+from typing import Any
 
 from oomrun.core import event_json, launch
 from oomrun.core import events as ev
@@ -28,6 +30,7 @@ class Channel:
         self._lock = threading.Lock()
         self._closing = False
         self.stop_requested = threading.Event()
+        self._remembered: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def listen(self) -> None:
         """Starts the thread that hears the supervisor, or its end."""
@@ -45,6 +48,21 @@ class Channel:
                 self._socket.sendall(line.encode())
             except OSError:
                 lifeline.end_group()
+
+    def remembered(self, key: str, timeout_s: float) -> dict[str, Any]:
+        """The supervisor's answer to a ``FitStarted``; empty where none comes in time.
+
+        Args:
+            key: its ``profile_key``.
+            timeout_s: how long to wait; the answer comes at once if at all.
+        """
+        try:
+            while True:
+                answer = self._remembered.get(timeout=timeout_s)
+                if answer.get("key") == key:
+                    return answer
+        except queue.Empty:
+            return {}
 
     def close(self) -> None:
         """Ends the conversation from our side, in good order."""
@@ -72,5 +90,9 @@ class Channel:
             message = json.loads(line)
         except ValueError:
             return
-        if isinstance(message, dict) and message.get("do") == launch.STOP:
+        if not isinstance(message, dict):
+            return
+        if message.get("do") == launch.STOP:
             self.stop_requested.set()
+        elif message.get("do") == launch.REMEMBERED:
+            self._remembered.put(message)

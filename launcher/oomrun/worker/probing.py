@@ -17,8 +17,8 @@ import tensorflow as tf
 from oomrun.core import events as ev
 from oomrun.core import probing
 from oomrun.core.memory import MemoryModel
-from oomrun.worker import checkpointing, devices
-from oomrun.worker.engine import keeping, slicing
+from oomrun.worker import devices, pool, randomness
+from oomrun.worker.engine import executor, keeping, slicing, static
 from oomrun.worker.engine.step import StepFunction
 from oomrun.worker.session import Session
 
@@ -39,6 +39,7 @@ class Prober:
 
     def __init__(self, session: Session, model: Any, function: StepFunction) -> None:
         self._session, self._model, self._function = session, model, function
+        self._tried = function.for_trials()
         self._plan = session.launch.plan
 
     def settle(
@@ -56,57 +57,83 @@ class Prober:
             anyway.
         """
         sizes = self._session.micro_batches
-        measured, failed = sizes.known(checkpointing.state_bytes(self._model))
-        static = {}
-        if not measured:
-            some = sorted({max(1, samples // 8), samples})
-            static = self._function.static_peaks(data, some)
+        static, suits = self._from_graph(data, samples)
         rest, trials = self._at_rest_bytes(), TRIALS
         while True:
-            known = MemoryModel(state_bytes=rest, measured=measured, static=static)
+            known = MemoryModel(
+                state_bytes=rest,
+                measured=dict(sizes.measured),
+                static=static,
+                in_order=suits,
+            )
             asked = probing.Asked(
                 samples=samples,
                 at_most=sizes.size(samples),
                 budget_bytes=sizes.budget_bytes,
                 trials_left=trials,
-                failed=failed,
+                failed=sizes.failed,
             )
             step = probing.next_step(known, asked)
+            if suits and not (isinstance(step, probing.Settled) and step.surely):
+                self._function.run_in_order()
+                self._tried.run_in_order()
             if not isinstance(step, probing.Try):
-                return step, known
-            if trials == TRIALS and not may_cut():
+                whole = isinstance(step, probing.Settled) and step.size == samples
+                return (step, known) if whole or may_cut() else None
+            # A first, small batch taken whole says what a part of that size will need,
+            # and whether there will have to be parts at all.
+            in_parts = trials < TRIALS and step.size < samples
+            if in_parts and not may_cut():
                 return None
             trials -= 1
-            peak = self._try(data, samples, step.size)
-            if peak is None:
-                failed = min(step.size, failed or step.size)
-            else:
-                measured = {**measured, step.size: peak}
+            self._try(data, samples, step.size, in_parts=in_parts)
+
+    def _from_graph(self, data: Any, samples: int) -> tuple[dict[int, int], bool]:
+        """The graph's peaks, and whether its operations can be run one at a time."""
+        function = self._function.graph_function()
+        if function is None:
+            return {}, False
+        sizes = sorted({max(1, samples // 8), samples})
+        # On a GPU they are started one after the other anyway.
+        suits = pool.limit_bytes() is not None and executor.suits(function.graph)
+        return static.peaks(function, data, sizes), suits
 
     def _at_rest_bytes(self) -> int:
         """In use before a step, with the gradients that every step holds."""
         (memory,) = devices.read_memory(self._plan)
-        gradients: int = sum(
+        return (memory.in_use_bytes or 0) + self._gradient_bytes()
+
+    def _gradient_bytes(self) -> int:
+        return sum(
             v.value.shape.num_elements() * v.value.dtype.size
             for v in self._model.trainable_variables
         )
-        return (memory.in_use_bytes or 0) + gradients
 
-    def _try(self, data: Any, samples: int, size: int) -> int | None:
-        """The peak of a few steps at ``size``; None where it ran out of memory."""
-        rows = samples if size >= samples else min(samples, _PASSES * size)
+    def _try(self, data: Any, samples: int, size: int, *, in_parts: bool) -> None:
+        """Takes a few steps at ``size``, and notes their peak or that they failed."""
+        sizes = self._session.micro_batches
+        rows = min(samples, _PASSES * size if in_parts else size)
         few = data if rows == samples else slicing.cut(data, 0, rows)
         began, message = time.perf_counter(), ""
         devices.reset_peaks(self._plan)
+        drawn = randomness.save()
         with keeping.left_as_it_was(keeping.variables_of(self._model)):
             try:
                 for _ in range(_STEPS):
-                    _wait_for(self._function.run(few, rows, min(size, rows)))
+                    _wait_for(self._tried.run(few, rows, min(size, rows)))
             except tf.errors.ResourceExhaustedError as error:
                 message = str(error)
+        randomness.restore(drawn)
         (memory,) = devices.read_memory(self._plan)
         devices.reset_peaks(self._plan)
         peak = None if message else memory.peak_bytes
+        if peak is None:
+            sizes.failed = min(size, sizes.failed or size)
+        else:
+            # A step in parts holds the sum of its gradients as well.
+            if size < samples and not in_parts:
+                peak += self._gradient_bytes()
+            sizes.note_peak(size, peak)
         call = self._session.fit
         self._session.channel.send(
             ev.Probed(
@@ -120,7 +147,6 @@ class Prober:
                 message=message[:500],
             )
         )
-        return peak
 
 
 def _wait_for(logs: Any) -> None:

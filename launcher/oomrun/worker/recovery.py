@@ -23,6 +23,8 @@ class MicroBatches:
 
     Attributes:
         step: the step that training has reached, for reports.
+        measured: peak bytes by size of the current model's training.
+        failed: the smallest size of it that ran out of memory.
     """
 
     def __init__(self, settings: launch.Launch, channel: Channel) -> None:
@@ -40,6 +42,10 @@ class MicroBatches:
             "evaluate": None if settings.in_process else planned,
         }
         self._planned = planned
+        self._model = ""
+        self._others: dict[str, tuple[dict[int, int], int | None]] = {}
+        self.measured: dict[int, int] = {}
+        self.failed: int | None = None
         self._ran: dict[str, int] = {"gradients": 0, "evaluate": 0}
         self.step = 0
 
@@ -55,20 +61,30 @@ class MicroBatches:
         """What a step's peak must not exceed."""
         return self._settings.plan.devices[0].budget_bytes or 0
 
-    def known(self, state_bytes: int) -> tuple[dict[int, int], int | None]:
-        """Peaks by size and the smallest size that failed, of such a model before.
+    def begin(self, key: str | None, fit: int) -> None:
+        """Another fit: what one of another model has come down to is no limit for it.
 
         Args:
-            state_bytes: of the model, see ``checkpointing.state_bytes``.
+            key: its ``profile_key``.
+            fit: its number.
         """
-        if state_bytes != self._settings.state_bytes:
-            return {}, None
-        return dict(self._settings.measured), self._settings.micro_batch_failed
-
-    def begin(self) -> None:
-        """Another model: what an earlier one has come down to is no limit for it."""
+        settings = self._settings
+        known = key or f"fit {fit}"
+        if known == self._model:
+            return
+        self._others[self._model] = (self.measured, self.failed)
+        self._model = known
         self._limits["gradients"] = self._planned
         self._ran["gradients"] = 0
+        self.measured, self.failed = self._others.get(known, ({}, None))
+        before = settings.profile_key or f"fit {settings.fit}"
+        if known == before:
+            self.measured = dict(settings.measured)
+            self.failed = settings.micro_batch_failed
+
+    def note_peak(self, size: int, peak_bytes: int) -> None:
+        """A step of the current model at ``size`` samples a pass took so much."""
+        self.measured[size] = max(self.measured.get(size, 0), peak_bytes)
 
     def settle(self, size: int, samples: int) -> None:
         """Takes the size that was found by trying, for training and evaluation."""
@@ -120,6 +136,8 @@ class MicroBatches:
         if not again:
             return False
         self._limits[kind] = smaller
+        if kind == "gradients":
+            self.failed = min(size, self.failed or size)
         passes = batch.accumulation_steps(samples, smaller)
         device = self._settings.plan.devices[0].id
         self._channel.send(

@@ -20,10 +20,9 @@ from typing import Any, NoReturn
 
 from oomrun.core import events as ev
 from oomrun.core.launch import Launch
-from oomrun.core.memory import Peak
 from oomrun.worker import (
+    announcing,
     callback_state,
-    checkpointing,
     devices,
     position,
     randomness,
@@ -125,27 +124,20 @@ class Session:
         size = self._global_batch_size or self._batch
         return self.micro_batches.size(size) if size else None
 
-    def announce(self, batch_size: int | None) -> None:
-        """Reports the beginning of a fit, once its batch size is known."""
+    def announce(self, batch_size: int | None, data: Any = None) -> None:
+        """Reports the beginning of a fit, once its batch size is known.
+
+        Args:
+            batch_size: rows of the first batch.
+            data: that batch; None where we never see it.
+        """
         call = self.fit
         if call is None or call.announced:
             return
         call.announced = True
         size = call.iterator.batch_size if call.iterator is not None else None
         self._global_batch_size = size or batch_size or self._global_batch_size
-        micro = batch_size and self.micro_batches.size(
-            self._global_batch_size or batch_size
-        )
-        self._send(
-            ev.FitStarted,
-            fit=call.number,
-            epochs=call.epochs,
-            initial_epoch=call.epoch,
-            global_batch_size=self._global_batch_size,
-            micro_batch_size=micro if call.managed else None,
-            steps_per_epoch=call.iterator and call.iterator.num_batches,
-            state_bytes=checkpointing.state_bytes(call.model),
-        )
+        announcing.fit_started(self, call, data, self._global_batch_size)
 
     def end_fit(self, call: FitCall, history: Any) -> None:
         """Keeps the result of a completed ``fit``, for the next run of the script."""
@@ -212,24 +204,11 @@ class Session:
         )
         self.fit = None
 
-    def planned(self, size: int, samples: int, reason: str, peak: Peak | None) -> None:
-        """Sizes were tried: trains with ``size`` from now on."""
-        self.micro_batches.settle(size, samples)
-        self._send(
-            ev.MicroBatchPlanned,
-            fit=self.fit.number if self.fit else 0,
-            micro_batch_size=size,
-            global_batch_size=self._global_batch_size or samples,
-            reason=reason,
-            predicted_peak_bytes=peak and peak.bytes,
-            predicted_peak_high_bytes=peak and peak.high_bytes,
-        )
-
     # -- the life of a step ----------------------------------------------------
 
     def before_step(self, data: Any, samples: int) -> None:
         """Called with every batch before it is trained."""
-        self.announce(samples)
+        self.announce(samples, data)
         self._due = self._due or self._why_save(self.step + 1)
         self._last = data
 
@@ -306,7 +285,12 @@ class Session:
         if window.steps == 0:
             return
         managed = call is None or call.managed
+        memory = devices.read_memory(self.launch.plan)
         size = (call and self._global_batch_size) or self._batch
+        micro = self.micro_batches.size(size) if managed else size
+        for device in memory:
+            if call is not None and device.peak_bytes is not None:
+                self.micro_batches.note_peak(micro, device.peak_bytes)
         self._send(
             ev.Progressed,
             fit=call.number if call else 0,
@@ -318,8 +302,8 @@ class Session:
             window_steps=window.steps,
             step_s=window.seconds / window.steps,
             global_batch_size=size,
-            micro_batch_size=self.micro_batches.size(size) if managed else size,
-            memory=devices.read_memory(self.launch.plan),
+            micro_batch_size=micro,
+            memory=memory,
         )
         devices.reset_peaks(self.launch.plan)
         self._window = _Window()

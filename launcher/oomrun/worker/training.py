@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from oomrun.core import probing
-from oomrun.worker import building, caveats, checkpointing
+from oomrun.worker import announcing, building, caveats, checkpointing
 from oomrun.worker.engine import slicing, step
 from oomrun.worker.engine.separability import Separability
 from oomrun.worker.probing import Prober
@@ -125,8 +125,6 @@ class TrainFunction:
         sizes = self._session.micro_batches
         if samples <= self._probed:
             return
-        if self._probed == 0:
-            sizes.begin()
         self._probed = samples
         if not sizes.probes:
             return
@@ -136,7 +134,9 @@ class TrainFunction:
         if found is not None:
             step, known = found
             size = step.size if isinstance(step, probing.Settled) else 1
-            self._session.planned(size, samples, step.reason, known.predict(size))
+            announcing.micro_batch_planned(
+                self._session, size, samples, step.reason, known.predict(size)
+            )
 
     def _spec(self, data: Any) -> Any:
         """Shapes and dtypes of this fit's batches; None where it is not in one."""

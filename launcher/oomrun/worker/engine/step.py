@@ -20,7 +20,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from oomrun.worker.engine import cutting, models, separability, slicing, static, trial
+from oomrun.worker.engine import (
+    cutting,
+    executor,
+    models,
+    separability,
+    slicing,
+    trial,
+    written,
+)
 from oomrun.worker.engine.applying import Apply
 from oomrun.worker.engine.line import Line
 from oomrun.worker.engine.returning import NotCuttableError
@@ -66,16 +74,18 @@ class StepFunction:
 
     Args:
         model: a built and compiled Keras model, see ``models.cannot_step``.
+        cut_as: another step of it, which says how batches are cut.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, cut_as: StepFunction | None = None) -> None:
+        self._model, self._cut_as = model, cut_as
         self.snapshot = Snapshot(model)
         self._line = Line()
         self._flags = Flags(model)
         self._optimizers = 0
         self._spec: Any = None
         self._traced: set[str] = set()
+        self._in_order = False
         self._whole = self._compiled(self._whole_step)
         self._parts = self._compiled(self._split_step)
         self._cut: Cut | None = None
@@ -184,20 +194,44 @@ class StepFunction:
         tolerance = separability.tolerance(model)
         return separability.judge(whole, again, mean, total, tolerance=tolerance)
 
-    def static_peaks(self, data: Any, sizes: Sequence[int]) -> dict[int, int]:
-        """What the graph of the whole step says of its peak, by rows; see ``static``.
+    def graph_function(self) -> Any:
+        """The concrete function of the whole step for batches of any size.
 
-        Empty where it says nothing: steps that are run eagerly, or by XLA.
+        None where there is none: of steps that are run eagerly, or by XLA.
         """
         if self._model.run_eagerly or self._model.jit_compile or self._spec is None:
-            return {}
+            return None
         self._trace("whole", self._whole)
+        whole: Any = self._whole
         try:
-            whole: Any = self._whole
-            function = whole.get_concrete_function(self._spec)
+            return whole.get_concrete_function(self._spec)
         except (TypeError, ValueError):
-            return {}
-        return static.peaks(function, data, sizes)
+            return None
+
+    def for_trials(self) -> StepFunction:
+        """A step of the same model that may be taken and undone.
+
+        Another one where operations draw random numbers from generators that no
+        variable holds: each traced function has its own.
+        """
+        function = self.graph_function()
+        if function is None or not written.draws_by_kernel(function.graph):
+            return self
+        other = StepFunction(self._model, cut_as=self)
+        other.trace_for(self._spec)
+        return other
+
+    def run_in_order(self) -> None:
+        """From now on has a step's operations run one at a time (``executor.py``)."""
+        if self._in_order:
+            return
+        self._in_order = True
+        # Traced anew, since its loop must be.
+        self._parts = self._compiled(self._split_step)
+        self._traced.discard("parts")
+
+    def _executor(self) -> contextlib.AbstractContextManager[None]:
+        return executor.in_order() if self._in_order else contextlib.nullcontext()
 
     def trace_for(self, spec: Any) -> None:
         """Has the steps traced for batches of ``spec``, as plain Keras has them.
@@ -234,13 +268,14 @@ class StepFunction:
         Raises:
             tf.errors.ResourceExhaustedError: see ``applying`` and ``snapshot``.
         """
-        if micro_batch_size >= samples:
-            self._trace("whole", self._whole)
-            return self._whole(data)  # type: ignore[no-any-return]
-        self._trace("parts", self._parts, tf.TensorSpec((), tf.int32))
-        return self._parts(  # type: ignore[no-any-return]
-            data, tf.constant(micro_batch_size, tf.int32)
-        )
+        with self._executor():
+            if micro_batch_size >= samples:
+                self._trace("whole", self._whole)
+                return self._whole(data)  # type: ignore[no-any-return]
+            self._trace("parts", self._parts, tf.TensorSpec((), tf.int32))
+            return self._parts(  # type: ignore[no-any-return]
+                data, tf.constant(micro_batch_size, tf.int32)
+            )
 
     def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
         if self._model.run_eagerly:
@@ -273,7 +308,7 @@ class StepFunction:
 
     def _split_step(self, data: Any, micro_batch_size: tf.Tensor) -> Logs:
         self._begin()
-        cut = self._cut or Cut(Separability.MEAN)
+        cut = (self._cut_as or self)._cut or Cut(Separability.MEAN)
         cutter = cutting.Cutter(
             self._model,
             self.snapshot,

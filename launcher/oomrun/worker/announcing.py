@@ -1,0 +1,77 @@
+"""Telling the supervisor of a fit that begins, and of the micro-batch it will use."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from oomrun.core import events as ev
+from oomrun.core.memory import Peak
+from oomrun.worker import checkpointing, remembering
+from oomrun.worker.fit_call import FitCall
+
+if TYPE_CHECKING:
+    from oomrun.worker.session import Session
+
+__all__ = ["fit_started", "micro_batch_planned"]
+
+
+def fit_started(
+    session: Session, call: FitCall, data: Any, samples: int | None
+) -> None:
+    """Reports a fit; takes what is remembered of its model.
+
+    Args:
+        session: the training it is part of.
+        call: the fit.
+        data: its first batch; None where we never see it.
+        samples: rows of a global batch; None where that is not known.
+    """
+    sizes = session.micro_batches
+    key = remembering.key_of(session.launch, call.model, data, samples)
+    sizes.begin(key, call.number)
+    # Where sizes are tried first, the one to train with is told after that.
+    known = samples is not None and call.managed and not sizes.probes
+    session.channel.send(
+        ev.FitStarted(
+            at=time.time(),
+            attempt=session.launch.attempt,
+            fit=call.number,
+            epochs=call.epochs,
+            initial_epoch=call.epoch,
+            global_batch_size=samples,
+            micro_batch_size=sizes.size(samples) if known and samples else None,
+            steps_per_epoch=call.iterator and call.iterator.num_batches,
+            state_bytes=checkpointing.state_bytes(call.model),
+            profile_key=key,
+        )
+    )
+    if key is not None:
+        remembering.take(session.channel, key, sizes)
+
+
+def micro_batch_planned(
+    session: Session, size: int, samples: int, reason: str, peak: Peak | None
+) -> None:
+    """Reports the micro-batch that was found by trying, which is used from now on.
+
+    Args:
+        session: the training it is part of.
+        size: the micro-batch.
+        samples: rows of the batch that it is for.
+        reason: why this one, in words.
+        peak: what a step is predicted to need.
+    """
+    session.micro_batches.settle(size, samples)
+    session.channel.send(
+        ev.MicroBatchPlanned(
+            at=time.time(),
+            attempt=session.launch.attempt,
+            fit=session.fit.number if session.fit else 0,
+            micro_batch_size=size,
+            global_batch_size=samples,
+            reason=reason,
+            predicted_peak_bytes=None if peak is None else peak.bytes,
+            predicted_peak_high_bytes=None if peak is None else peak.high_bytes,
+        )
+    )
