@@ -182,6 +182,6 @@ def test_trials_run_under_the_limit_and_are_kept(tmp_path: Path) -> None:
     assert len(lines) == 2
     again = oracle.Book(file, lines.append)
     assert again.trials(case) == [ran, exhausted]
-    assert again.trial(case, 256, 2) == ran
+    assert again.trial(case, 8, 2) == ran
     assert len(lines) == 2
     assert list(json.loads(file.read_text())) == [case.key]

@@ -16,7 +16,7 @@ __all__ = ["MemoryModel", "Peak", "budget_bytes", "limit_grew"]
 # How far the upper end of a prediction lies above the most likely value, as a fraction
 # of what depends on the micro-batch. Measured on the models of ``benchmarks/zoo``.
 #: A size that ran, with its operations in one order, or as the executor happened to.
-_SAME = {True: 0.01, False: 0.05}
+_SAME = {True: 0.03, False: 0.05}
 #: What is added to what ran, for each byte that lies between it and another size.
 _SLOPE = {True: 0.25, False: 0.5}
 #: From the graph alone, of which real steps took up to 2.1 times as much.

@@ -93,8 +93,8 @@ class Prober:
         function = self._function.graph_function()
         if function is None:
             return {}, False
-        sizes = sorted({max(1, samples // 8), samples})
-        # On a GPU they are started one after the other anyway.
+        # Figures of small batches go up and down with the order the analysis takes.
+        sizes = sorted({1, samples})
         suits = pool.limit_bytes() is not None and executor.suits(function.graph)
         return static.peaks(function, data, sizes), suits
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from oomrun.worker.engine import drawing, losses, models, slicing, written
+from oomrun.worker.engine import drawing, executor, losses, models, slicing, written
 from oomrun.worker.engine.applying import Apply, Tapes, intercepting, optimizers_of
 from oomrun.worker.engine.gradients import GradientSum
 from oomrun.worker.engine.returning import (
@@ -52,7 +52,7 @@ class Scouted:
         returned: what it returns, for the form of it.
         divisors: of its losses, in order; also symbolic.
         draws: whether it draws random numbers.
-        draws_by_kernel: whether from generators that cannot be put back.
+        suits_order: whether its operations can be run one at a time.
     """
 
     applies: list[Apply]
@@ -60,7 +60,7 @@ class Scouted:
     returned: Any
     divisors: losses.Divisors
     draws: bool
-    draws_by_kernel: bool
+    suits_order: bool
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Cutter:
                 logs,
                 divisors,
                 draws=bool(drawn) or written.draws(graph),
-                draws_by_kernel=written.draws_by_kernel(graph),
+                suits_order=executor.suits(graph),
             )
 
     def step(

@@ -20,6 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from oomrun.worker import pool
 from oomrun.worker.engine import (
     cutting,
     executor,
@@ -52,7 +53,7 @@ class Cut:
         averaged: values the step returns that are means over a batch's samples.
         state: variables of layers that get other values then, by path.
         draws: whether the step draws random numbers, other ones for each part.
-        draws_by_kernel: whether from generators that cannot be put back after a trial.
+        suits_order: whether its operations can be run one at a time.
     """
 
     separability: Separability
@@ -61,7 +62,7 @@ class Cut:
     averaged: frozenset[str] = frozenset()
     state: tuple[str, ...] = ()
     draws: bool = False
-    draws_by_kernel: bool = False
+    suits_order: bool = False
 
     @property
     def possible(self) -> bool:
@@ -118,7 +119,7 @@ class StepFunction:
         except trial.UNTRACEABLE as error:
             return Cut(Separability.NONE, trial.cannot_trace(error))
         return dataclasses.replace(
-            found, draws=seen.draws, draws_by_kernel=seen.draws_by_kernel
+            found, draws=seen.draws, suits_order=seen.suits_order
         )
 
     def _try(self, data: Any) -> Cut:
@@ -230,6 +231,10 @@ class StepFunction:
         self._parts = self._compiled(self._split_step)
         self._traced.discard("parts")
 
+    @property
+    def _how_to_cut(self) -> Cut:
+        return (self._cut_as or self)._cut or Cut(Separability.MEAN)
+
     def _executor(self) -> contextlib.AbstractContextManager[None]:
         return executor.in_order() if self._in_order else contextlib.nullcontext()
 
@@ -268,10 +273,14 @@ class StepFunction:
         Raises:
             tf.errors.ResourceExhaustedError: see ``applying`` and ``snapshot``.
         """
-        with self._executor():
-            if micro_batch_size >= samples:
+        if micro_batch_size >= samples:
+            with self._executor():
                 self._trace("whole", self._whole)
                 return self._whole(data)  # type: ignore[no-any-return]
+        # On a GPU operations are started one after the other anyway.
+        if self._how_to_cut.suits_order and pool.limit_bytes() is not None:
+            self.run_in_order()
+        with self._executor():
             self._trace("parts", self._parts, tf.TensorSpec((), tf.int32))
             return self._parts(  # type: ignore[no-any-return]
                 data, tf.constant(micro_batch_size, tf.int32)
@@ -308,7 +317,7 @@ class StepFunction:
 
     def _split_step(self, data: Any, micro_batch_size: tf.Tensor) -> Logs:
         self._begin()
-        cut = (self._cut_as or self)._cut or Cut(Separability.MEAN)
+        cut = self._how_to_cut
         cutter = cutting.Cutter(
             self._model,
             self.snapshot,
