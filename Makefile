@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO := $(BUILD)/demo
 CODE := launcher strategies tests benchmarks configs docs
-BENCHMARKS := $(filter-out __init__ kills,$(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS := $(filter-out __init__ kills oracle,$(basename $(notdir $(wildcard benchmarks/*.py))))
 RUNS ?= 50
 # One more than cores: tests that run out of memory mostly wait for TensorFlow to say so.
 JOBS ?= $(shell echo $$(($$(nproc) + 1)))

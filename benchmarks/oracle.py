@@ -58,6 +58,17 @@ class Truth:
     largest: int
     trials: tuple[Outcome, ...]
 
+    @property
+    def below_failures(self) -> int:
+        """The largest that ran of those below all that did not.
+
+        Near the boundary it is chance whether memory runs out within so many steps.
+        """
+        failed = min((t.micro for t in self.trials if not t.ok), default=sys.maxsize)
+        return max(
+            (t.micro for t in self.trials if t.ok and t.micro < failed), default=0
+        )
+
 
 class Book:
     """All trials so far, in a file if one is named.
@@ -296,7 +307,14 @@ def main() -> None:
         except TrialError as error:
             print(error, file=sys.stderr, flush=True)
             continue
-        found.append({"case": truth.case.key, "largest": truth.largest})
+        found.append(
+            {
+                "case": truth.case.key,
+                "largest": truth.largest,
+                "below_failures": truth.below_failures,
+                "trials": len(truth.trials),
+            }
+        )
     print(json.dumps({"benchmark": "oracle", "results": found}, indent=1))
 
 

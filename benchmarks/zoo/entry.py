@@ -79,7 +79,7 @@ class Entry:
         """Of the data of one global batch."""
         few = self.batch // 64
         arrays = keras.tree.flatten(self.data(few, 0))
-        return sum(value.nbytes for value in arrays) // few * self.batch
+        return int(sum(value.nbytes for value in arrays)) // few * self.batch
 
 
 def labels(rng: np.random.Generator, samples: int, classes: int = 10) -> Any:

@@ -155,6 +155,20 @@ def test_a_size_that_fits_again_above_the_boundary_is_found() -> None:
     assert not any(fits for size, fits in memory.tried.items() if 200 < size < 206)
 
 
+def test_what_ran_below_all_failures_is_told_apart() -> None:
+    def truth(**ran: bool) -> oracle.Truth:
+        trials = tuple(
+            Outcome(micro=int(size[1:]), wanted=20, ended="ran" if ok else "oom")
+            for size, ok in ran.items()
+        )
+        case = Case(entry="cnn", optimizer="sgd", xla=False, limit_mib=100)
+        return oracle.Truth(case, 0, trials)
+
+    assert truth(_429=True, _455=False, _469=True).below_failures == 429
+    assert truth(_1=False, _2=True).below_failures == 0
+    assert truth(_1=True, _8=True).below_failures == 8
+
+
 def test_nothing_fits() -> None:
     memory = Memory(lambda size: 2.0, 1.0)
     assert memory.search(100) == 0

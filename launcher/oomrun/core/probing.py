@@ -16,12 +16,12 @@ from oomrun.core.units import format_bytes
 
 __all__ = ["Asked", "NothingFits", "Settled", "Step", "Try", "next_step"]
 
-#: A size that ran may have come this far above the budget, which lies below the limit.
-_RAN = 1.04
 #: A size this much below the one that could be tried next is good enough.
 _NEAR = 0.04
 #: The first size where nothing at all is known, not even from the graph.
 _FIRST = 2
+#: No further than this above what ran is tried next, whatever is predicted.
+_FURTHER = 4
 #: How far the budget must be above a prediction's upper end for a size to go untried.
 _SURELY = 1.4
 
@@ -94,21 +94,22 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
         wanted = min(most, first)
     if wanted == most and _far_below(known, most, asked.budget_bytes):
         return replace(_settled(known, most, asked), surely=True)
-    if wanted in known.measured:
-        return _settled(known, ran or 1, asked)
+    largest = max((m for m in known.measured if m <= most), default=0)
+    if largest:
+        wanted = min(wanted, _FURTHER * largest)
+    if asked.failed is not None:
+        # Not the next smaller one: half way to what ran, or to nothing.
+        wanted = min(wanted, max(1, (largest + asked.failed) // 2))
     if wanted <= ran * (1 + _NEAR):
-        return _settled(known, ran, asked)
-    if asked.trials_left > 0:
-        return Try(size=wanted)
-    # Between two sizes that ran, the line is as good as a trial.
-    between = wanted < max(known.measured, default=0)
-    return _settled(known, wanted if between or not ran else ran, asked)
+        return _settled(known, ran or 1, asked)
+    # Below a size that ran, the line is as good as a trial.
+    if wanted < largest or asked.trials_left <= 0:
+        return _settled(known, wanted if wanted < largest or not ran else ran, asked)
+    return Try(size=wanted)
 
 
 def _largest_that_ran(known: MemoryModel, most: int, budget: int) -> int:
-    fitting = (
-        m for m, peak in known.measured.items() if m <= most and peak <= budget * _RAN
-    )
+    fitting = (m for m, peak in known.measured.items() if m <= most and peak <= budget)
     return max(fitting, default=0)
 
 

@@ -68,5 +68,6 @@ def _gather(limit: int) -> None:
     # Where it is more than there is, training goes on in smaller regions.
     with tf.device("CPU:0"), contextlib.suppress(tf.errors.ResourceExhaustedError):
         # The least that the region below the limit's next power of two cannot hold.
-        tf.raw_ops.Empty(shape=[half + 1], dtype=tf.uint8, init=False)
+        # In large numbers: a shape has 32 bits.
+        tf.raw_ops.Empty(shape=[half // 16 + 1], dtype=tf.complex128, init=False)
     tf.config.experimental.reset_memory_stats("CPU:0")

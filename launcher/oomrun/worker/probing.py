@@ -25,7 +25,7 @@ from oomrun.worker.session import Session
 __all__ = ["Prober"]
 
 TRIALS = 3
-_STEPS, _PASSES = 3, 2
+_STEPS = 3
 
 
 class Prober:
@@ -39,8 +39,8 @@ class Prober:
 
     def __init__(self, session: Session, model: Any, function: StepFunction) -> None:
         self._session, self._model, self._function = session, model, function
-        self._tried = function.for_trials()
         self._plan = session.launch.plan
+        self._ordered = False
 
     def settle(
         self, data: Any, samples: int, may_cut: Callable[[], bool]
@@ -74,29 +74,32 @@ class Prober:
                 failed=sizes.failed,
             )
             step = probing.next_step(known, asked)
-            if suits and not (isinstance(step, probing.Settled) and step.surely):
+            roomy = isinstance(step, probing.Settled) and step.surely
+            self._ordered = suits and not roomy
+            if self._ordered:
                 self._function.run_in_order()
-                self._tried.run_in_order()
             if not isinstance(step, probing.Try):
                 whole = isinstance(step, probing.Settled) and step.size == samples
                 return (step, known) if whole or may_cut() else None
-            # A first, small batch taken whole says what a part of that size will need,
-            # and whether there will have to be parts at all.
-            in_parts = trials < TRIALS and step.size < samples
-            if in_parts and not may_cut():
+            first, trials = trials == TRIALS, trials - 1
+            if first and step.size < samples:
+                # A small batch, taken whole, says what a part of that size will need,
+                # and whether there will have to be parts at all.
+                small = self._function.for_trials().for_any_rows()
+                few = slicing.cut(data, 0, step.size)
+                self._try(small, few, step.size, step.size, more=self._gradient_bytes())
+            elif step.size == samples or may_cut():
+                self._try(self._function.for_trials(), data, samples, step.size)
+            else:
                 return None
-            trials -= 1
-            self._try(data, samples, step.size, in_parts=in_parts)
 
     def _from_graph(self, data: Any, samples: int) -> tuple[dict[int, int], bool]:
         """The graph's peaks, and whether its operations can be run one at a time."""
         function = self._function.graph_function()
         if function is None:
             return {}, False
-        # Figures of small batches go up and down with the order the analysis takes.
-        sizes = sorted({1, samples})
         suits = pool.limit_bytes() is not None and executor.suits(function.graph)
-        return static.peaks(function, data, sizes), suits
+        return static.peaks(function, data, [samples]), suits
 
     def _at_rest_bytes(self) -> int:
         """In use before a step, with the gradients that every step holds."""
@@ -109,18 +112,28 @@ class Prober:
             for v in self._model.trainable_variables
         )
 
-    def _try(self, data: Any, samples: int, size: int, *, in_parts: bool) -> None:
-        """Takes a few steps at ``size``, and notes their peak or that they failed."""
+    def _try(
+        self, function: StepFunction, data: Any, rows: int, size: int, more: int = 0
+    ) -> None:
+        """Takes a few steps at ``size``, and notes their peak or that they failed.
+
+        Args:
+            function: takes the steps.
+            data: a batch.
+            rows: its rows.
+            size: samples a pass.
+            more: bytes that the step to come will need beside those that are measured.
+        """
         sizes = self._session.micro_batches
-        rows = min(samples, _PASSES * size if in_parts else size)
-        few = data if rows == samples else slicing.cut(data, 0, rows)
+        if self._ordered:
+            function.run_in_order()
         began, message = time.perf_counter(), ""
         devices.reset_peaks(self._plan)
         drawn = randomness.save()
         with keeping.left_as_it_was(keeping.variables_of(self._model)):
             try:
                 for _ in range(_STEPS):
-                    _wait_for(self._tried.run(few, rows, min(size, rows)))
+                    _wait_for(function.run(data, rows, size))
             except tf.errors.ResourceExhaustedError as error:
                 message = str(error)
         randomness.restore(drawn)
@@ -130,9 +143,7 @@ class Prober:
         if peak is None:
             sizes.failed = min(size, sizes.failed or size)
         else:
-            # A step in parts holds the sum of its gradients as well.
-            if size < samples and not in_parts:
-                peak += self._gradient_bytes()
+            peak += more
             sizes.note_peak(size, peak)
         call = self._session.fit
         self._session.channel.send(

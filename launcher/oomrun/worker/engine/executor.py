@@ -7,19 +7,20 @@ device the peak is then the same at every step, to a few parts in a thousand, an
 operations themselves still use all cores.
 
 Source of what is relied on: ``SingleThreadedExecutorImpl`` in
-tensorflow/core/common_runtime, and ``maybe_set_lowering_attr`` in
-tensorflow/python/ops/control_flow_util_v2.py: a loop that is traced for this executor
-stays one operation, which it can run; another does not.
+tensorflow/core/common_runtime: it cannot run control flow that was taken apart, as is
+that of every graph that was traced for the usual executor.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.python.eager import context
 
-__all__ = ["in_order", "suits"]
+__all__ = ["in_order", "ordered", "suits"]
 
 _NAME = "SINGLE_THREADED_EXECUTOR"
 _CONTROL_FLOW = frozenset(
@@ -31,8 +32,24 @@ _CONTROL_FLOW = frozenset(
 
 
 def in_order() -> contextlib.AbstractContextManager[None]:
-    """Functions that are traced and called in here run one operation at a time."""
+    """Functions that are called in here run one operation at a time."""
     return context.function_executor_type(_NAME)  # type: ignore[no-any-return]
+
+
+def ordered(step: Callable[..., Any]) -> Callable[..., Any]:
+    """``step`` as one operation of a graph, whose own run in order."""
+    function = tf.function(
+        tf.autograph.experimental.do_not_convert(step),
+        reduce_retracing=True,
+        # It would not be in order where it is put into the graph that calls it.
+        experimental_attributes={"_noinline": True},
+    )
+
+    def call(*given: Any) -> Any:
+        with in_order():
+            return function(*given)
+
+    return call
 
 
 def suits(graph: Any) -> bool:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from oomrun.worker import pool
@@ -218,8 +219,17 @@ class StepFunction:
         function = self.graph_function()
         if function is None or not written.draws_by_kernel(function.graph):
             return self
+        return self._another(self._spec)
+
+    def for_any_rows(self) -> StepFunction:
+        """A step of the same model that is traced once for batches of all sizes."""
+        relaxed = keras.tree.map_structure(_of_any_rows, self._spec)
+        alike = keras.tree.flatten(relaxed) == keras.tree.flatten(self._spec)
+        return self if self._spec is None or alike else self._another(relaxed)
+
+    def _another(self, spec: Any) -> StepFunction:
         other = StepFunction(self._model, cut_as=self)
-        other.trace_for(self._spec)
+        other.trace_for(spec)
         return other
 
     def run_in_order(self) -> None:
@@ -227,16 +237,13 @@ class StepFunction:
         if self._in_order:
             return
         self._in_order = True
-        # Traced anew, since its loop must be.
+        # Traced anew: the graph says how a part is run.
         self._parts = self._compiled(self._split_step)
         self._traced.discard("parts")
 
     @property
     def _how_to_cut(self) -> Cut:
         return (self._cut_as or self)._cut or Cut(Separability.MEAN)
-
-    def _executor(self) -> contextlib.AbstractContextManager[None]:
-        return executor.in_order() if self._in_order else contextlib.nullcontext()
 
     def trace_for(self, spec: Any) -> None:
         """Has the steps traced for batches of ``spec``, as plain Keras has them.
@@ -274,17 +281,17 @@ class StepFunction:
             tf.errors.ResourceExhaustedError: see ``applying`` and ``snapshot``.
         """
         if micro_batch_size >= samples:
-            with self._executor():
-                self._trace("whole", self._whole)
+            self._trace("whole", self._whole)
+            in_order = executor.in_order() if self._in_order else None
+            with in_order or contextlib.nullcontext():
                 return self._whole(data)  # type: ignore[no-any-return]
         # On a GPU operations are started one after the other anyway.
         if self._how_to_cut.suits_order and pool.limit_bytes() is not None:
             self.run_in_order()
-        with self._executor():
-            self._trace("parts", self._parts, tf.TensorSpec((), tf.int32))
-            return self._parts(  # type: ignore[no-any-return]
-                data, tf.constant(micro_batch_size, tf.int32)
-            )
+        self._trace("parts", self._parts, tf.TensorSpec((), tf.int32))
+        return self._parts(  # type: ignore[no-any-return]
+            data, tf.constant(micro_batch_size, tf.int32)
+        )
 
     def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
         if self._model.run_eagerly:
@@ -321,7 +328,7 @@ class StepFunction:
         cutter = cutting.Cutter(
             self._model,
             self.snapshot,
-            compiled=self._by_xla,
+            compiled=executor.ordered if self._in_order else self._by_xla,
             sums=cut.separability is Separability.SUM,
         )
         batch = cutting.Batch(data, micro_batch_size)
@@ -338,6 +345,12 @@ class StepFunction:
         self._optimizers = max(self._optimizers, call.index + 1)
         with self._line.after(given) as behind:
             call.really(behind)
+
+
+def _of_any_rows(spec: Any) -> Any:
+    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+        return spec
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype, spec.name)
 
 
 _COMPARES = (
