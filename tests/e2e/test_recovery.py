@@ -66,7 +66,7 @@ LIMITED = "devices: {cpu: 1, memory: 240MiB}\nmemory: {probe: never}\n"
 
 def test_training_and_validation_each_shrink_their_own_passes(tmp_path: Path) -> None:
     job = jobs.make(tmp_path / "job", VALIDATED, LIMITED)
-    assert job.run(env={"HOG": "70"}) == 0, job.everything()
+    assert job.run(env={"HOG": "115"}) == 0, job.everything()
     ooms = [(o.phase, o.recovery) for o in job.events(ev.OomOccurred)]
     assert set(ooms) == {("gradients", "in_process"), ("evaluate", "in_process")}
     first = job.events(ev.OomOccurred)[0]
@@ -100,7 +100,7 @@ def test_without_recovery_in_process_a_restart_loses_no_step(tmp_path: Path) -> 
     job = jobs.make(
         tmp_path / "job", STEPS, LIMITED + "recovery: {in_process: never}\n"
     )
-    assert job.run(env={"HOG": "70"}) == 0, job.everything()
+    assert job.run(env={"HOG": "115"}) == 0, job.everything()
     ooms = job.events(ev.OomOccurred)
     assert [(o.phase, o.recovery, o.step) for o in ooms] == [
         ("gradients", "restart", 3)

@@ -8,7 +8,7 @@ Does not cover: how that is learnt (``worker/probing.py``), which size is tried 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 __all__ = ["MemoryModel", "Peak", "budget_bytes", "limit_grew"]
@@ -19,6 +19,8 @@ __all__ = ["MemoryModel", "Peak", "budget_bytes", "limit_grew"]
 _SAME = {True: 0.03, False: 0.05}
 #: What is added to what ran, for each byte that lies between it and another size.
 _SLOPE = {True: 0.25, False: 0.5}
+#: A rise this much above what the graph says is a jump.
+_JUMP = 1.5
 #: From the graph alone, of which real steps took up to 2.1 times as much. In order it
 #: is what the graph says, and the workspace of one operation: buffers of about the size
 #: of the processor's last cache, in TensorFlow's convolutions.
@@ -55,7 +57,7 @@ def limit_grew(then_bytes: int | None, now_bytes: int | None) -> bool:
     return now_bytes is None or now_bytes > then_bytes * 1.1
 
 
-Points = Sequence[tuple[int, int]]
+Point = tuple[int, int]  # samples a pass, bytes of the peak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +103,7 @@ class MemoryModel:
             assert above is not None
             return self._smaller(size, above, rest)
         if above is not None:
-            # The peaks between two sizes lie below the line: they rise ever faster.
-            slope = (above[1] - below[1]) / (above[0] - below[0])
-            peak = below[1] + max(0.0, slope) * (size - below[0])
-            return _peak(int(peak), rest, _SAME[self.in_order])
+            return self._between(size, below, above, rest)
         return self._larger(size, points, rest)
 
     def _from_graph(self, size: int, rest: int) -> Peak:
@@ -115,7 +114,19 @@ class MemoryModel:
             high = min(high, needed * (1 + _STATIC_IN_ORDER) + _WORKSPACE)
         return Peak(bytes=int(rest + needed), high_bytes=int(rest + high))
 
-    def _larger(self, size: int, points: Points, rest: int) -> Peak:
+    def _between(self, size: int, below: Point, above: Point, rest: int) -> Peak:
+        """Between two sizes that ran."""
+        rise = max(0, above[1] - below[1])
+        share = (size - below[0]) / (above[0] - below[0])
+        peak = _peak(int(below[1] + rise * share), rest, _SAME[self.in_order])
+        if self.static:
+            expected = self._static_at(above[0]) - self._static_at(below[0])
+            if rise > _JUMP * expected:
+                # It has jumped, by a buffer more: somewhere between the two.
+                return replace(peak, high_bytes=max(peak.high_bytes, above[1]))
+        return peak
+
+    def _larger(self, size: int, points: Sequence[Point], rest: int) -> Peak:
         """Above all sizes that ran."""
         ran, peak = points[-1]
         slopes = [0.0]
@@ -136,7 +147,7 @@ class MemoryModel:
             high_bytes=int(sure + rise * (1 + _SLOPE[self.in_order])),
         )
 
-    def _smaller(self, size: int, above: tuple[int, int], rest: int) -> Peak:
+    def _smaller(self, size: int, above: Point, rest: int) -> Peak:
         """Below all sizes that ran."""
         ran, peak = above
         likely = rest + (peak - rest) * size / ran

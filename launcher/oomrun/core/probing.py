@@ -97,13 +97,16 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
     largest = max((m for m in known.measured if m <= most), default=0)
     if largest:
         wanted = min(wanted, _FURTHER * largest)
+    if largest and not ran:
+        # Above the budget by what does not shrink as the graph says: half will show.
+        wanted = max(wanted, min(known.measured) // 2)
     if asked.failed is not None:
         # Not the next smaller one: half way to what ran, or to nothing.
         wanted = min(wanted, max(1, (largest + asked.failed) // 2))
     if wanted <= ran * (1 + _NEAR):
         return _settled(known, ran or 1, asked)
     # Below a size that ran, the line is as good as a trial.
-    if wanted < largest or asked.trials_left <= 0:
+    if (ran and wanted < largest) or asked.trials_left <= 0:
         return _settled(known, wanted if wanted < largest or not ran else ran, asked)
     return Try(size=wanted)
 

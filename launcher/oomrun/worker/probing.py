@@ -40,6 +40,7 @@ class Prober:
     def __init__(self, session: Session, model: Any, function: StepFunction) -> None:
         self._session, self._model, self._function = session, model, function
         self._plan = session.launch.plan
+        self._tried = function.for_trials()
         self._ordered = False
 
     def settle(
@@ -59,12 +60,14 @@ class Prober:
         sizes = self._session.micro_batches
         static, suits = self._from_graph(data, samples)
         rest, trials = self._at_rest_bytes(), TRIALS
+        unproven: set[int] = set()  # sizes that no step in parts was taken at
         while True:
             known = MemoryModel(
                 state_bytes=rest,
                 measured=dict(sizes.measured),
                 static=static,
-                in_order=suits,
+                # What another trace of the step took, this one need not.
+                in_order=suits and self._tried is self._function,
             )
             asked = probing.Asked(
                 samples=samples,
@@ -78,18 +81,24 @@ class Prober:
             self._ordered = suits and not roomy
             if self._ordered:
                 self._function.run_in_order()
-            if not isinstance(step, probing.Try):
-                whole = isinstance(step, probing.Settled) and step.size == samples
-                return (step, known) if whole or may_cut() else None
-            first, trials = trials == TRIALS, trials - 1
-            if first and step.size < samples:
+            size = 1 if isinstance(step, probing.NothingFits) else step.size
+            if not isinstance(step, probing.Try) and not (
+                size in unproven and size < samples
+            ):
+                return (step, known) if size == samples or may_cut() else None
+            trials -= 1
+            likely = known.predict(samples)
+            perhaps = likely is not None and likely.bytes <= asked.budget_bytes
+            if perhaps and size < samples and not sizes.measured:
                 # A small batch, taken whole, says what a part of that size will need,
                 # and whether there will have to be parts at all.
-                small = self._function.for_trials().for_any_rows()
-                few = slicing.cut(data, 0, step.size)
-                self._try(small, few, step.size, step.size, more=self._gradient_bytes())
-            elif step.size == samples or may_cut():
-                self._try(self._function.for_trials(), data, samples, step.size)
+                small = self._tried.for_any_rows()
+                few, more = slicing.cut(data, 0, size), 2 * self._gradient_bytes()
+                self._try(small, few, size, size, more=more)
+                unproven.add(size)
+            elif size == samples or may_cut():
+                self._try(self._tried, data, samples, size)
+                unproven.discard(size)
             else:
                 return None
 
