@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import jobs
+import pytest
 
 SCRIPT = """
 import tensorflow as tf
@@ -15,8 +16,9 @@ print("ALL OF IT")
 """
 
 
-def test_nearly_all_of_a_limit_is_one_tensor_s(tmp_path: Path) -> None:
-    limit = "devices: {cpu: 1, memory: [200MiB]}\n"
-    job = jobs.make(tmp_path, SCRIPT, limit)
+# The last one is more bytes than 32 bits can count.
+@pytest.mark.parametrize("limit", ["200MiB", "5GiB"])
+def test_nearly_all_of_a_limit_is_one_tensor_s(limit: str, tmp_path: Path) -> None:
+    job = jobs.make(tmp_path, SCRIPT, f"devices: {{cpu: 1, memory: [{limit}]}}\n")
     assert job.run() == 0, job.everything()
     assert "ALL OF IT" in job.everything()

@@ -79,7 +79,7 @@ def state(model: Any) -> list[np.ndarray[Any, Any]]:
     return [v.value.numpy().copy() for v in checkpointing.training_variables(model)]
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(cases())
 def test_a_split_step_is_the_step_of_the_whole_batch(case: dict[str, Any]) -> None:
     keras.backend.set_floatx("float64")

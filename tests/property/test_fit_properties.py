@@ -158,7 +158,7 @@ QUICK = settings(
 )
 
 
-@settings(QUICK, max_examples=6)
+@settings(QUICK, max_examples=4)
 @given(cases())
 def test_fit_in_micro_batches_is_fit(case: dict[str, Any]) -> None:
     check_history_and_weights(case)

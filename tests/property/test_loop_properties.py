@@ -86,7 +86,7 @@ def data(case: dict[str, Any], size: int) -> Any:
     return slicing.as_tensors(batch)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None, derandomize=True)
 @given(cases())
 def test_a_cut_step_is_that_of_the_whole_batch(case: dict[str, Any]) -> None:
     keras.backend.set_floatx("float64")

@@ -1,0 +1,129 @@
+"""What is predicted from a graph's figures, from sizes that ran, and between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from oomrun.core.memory import MemoryModel
+from oomrun.core.probing import Asked, NothingFits, Settled, Try, next_step
+
+MIB = 2**20
+
+
+def model(**known: Any) -> MemoryModel:
+    return MemoryModel(**{"state_bytes": 10 * MIB, **known})
+
+
+def asked(**fields: Any) -> Asked:
+    given = {
+        "samples": 256,
+        "at_most": 256,
+        "budget_bytes": 200 * MIB,
+        "trials_left": 3,
+    }
+    return Asked(**{**given, **fields})
+
+
+def test_nothing_known_predicts_nothing() -> None:
+    assert model().predict(8) is None
+    assert MemoryModel(static={256: MIB}).predict(8) is None
+
+
+def test_a_size_that_ran_predicts_itself() -> None:
+    peak = model(measured={32: 90 * MIB, 64: 170 * MIB}).predict(64)
+    assert peak is not None
+    assert peak.bytes == 170 * MIB
+    assert 170 * MIB < peak.high_bytes < 185 * MIB
+
+
+def test_the_graph_alone_is_a_wide_interval() -> None:
+    usual = model(static={256: 400 * MIB})
+    peak = usual.predict(64)
+    assert peak is not None
+    assert peak.bytes == 110 * MIB
+    assert peak.high_bytes >= 10 * MIB + 2.1 * 100 * MIB
+    ordered = model(static={256: 400 * MIB}, in_order=True).predict(64)
+    assert ordered is not None
+    assert peak.bytes < ordered.high_bytes < peak.high_bytes
+
+
+def test_above_what_ran_the_steeper_of_line_and_graph_counts() -> None:
+    # The line through two small sizes is flat: most of them is a workspace.
+    flat = {16: 60 * MIB, 32: 62 * MIB}
+    without, with_graph = (
+        model(measured=flat),
+        model(measured=flat, static={64: 64 * MIB}),
+    )
+    line, graph = without.predict(64), with_graph.predict(64)
+    assert line is not None
+    assert graph is not None
+    assert line.bytes == 66 * MIB
+    assert graph.bytes >= 94 * MIB
+
+
+def test_a_jump_may_lie_anywhere_between_two_sizes() -> None:
+    ran = {48: 116 * MIB, 55: 150 * MIB}
+    peak = model(measured=ran, static={55: 55 * MIB}, in_order=True).predict(50)
+    assert peak is not None
+    assert peak.high_bytes >= 150 * MIB
+    smooth = {48: 116 * MIB, 55: 123 * MIB}
+    peak = model(measured=smooth, static={55: 55 * MIB}, in_order=True).predict(50)
+    assert peak is not None
+    assert peak.high_bytes < 123 * MIB
+
+
+@pytest.mark.parametrize("static", [{}, {256: 1000 * MIB}])
+def test_below_all_that_ran_nothing_needs_more(static: dict[int, int]) -> None:
+    known = model(measured={64: 100 * MIB}, static=static)
+    for size in range(1, 64):
+        peak = known.predict(size)
+        assert peak is not None
+        assert peak.bytes <= peak.high_bytes <= 100 * MIB
+
+
+def test_what_is_far_below_the_budget_is_not_tried() -> None:
+    step = next_step(model(static={256: 40 * MIB}), asked())
+    assert isinstance(step, Settled)
+    assert step.size == 256
+    assert step.surely
+
+
+def test_a_trial_first_where_it_is_not_sure() -> None:
+    step = next_step(model(static={256: 400 * MIB}), asked())
+    assert isinstance(step, Try)
+    assert 1 < step.size < 128
+
+
+def test_nothing_known_begins_small() -> None:
+    assert next_step(model(), asked()) == Try(size=2)
+
+
+def test_no_trial_is_far_above_what_ran() -> None:
+    step = next_step(model(measured={2: 11 * MIB}), asked())
+    assert step == Try(size=8)
+
+
+def test_a_trial_that_failed_is_halved() -> None:
+    known = model(measured={40: 90 * MIB}, static={256: 100 * MIB})
+    step = next_step(known, asked(failed=120))
+    assert isinstance(step, Try)
+    assert 40 < step.size <= 80
+
+
+def test_one_sample_that_failed_leaves_nothing() -> None:
+    assert isinstance(next_step(model(), asked(failed=1)), NothingFits)
+
+
+def test_a_remembered_size_is_settled_on() -> None:
+    known = model(measured={64: 150 * MIB, 80: 180 * MIB, 96: 210 * MIB})
+    step = next_step(known, asked(trials_left=3))
+    assert isinstance(step, Settled)
+    assert 80 <= step.size < 96
+
+
+def test_the_users_own_bound_holds() -> None:
+    step = next_step(model(static={256: 40 * MIB}), asked(at_most=16))
+    assert isinstance(step, Settled)
+    assert step.size == 16
