@@ -116,11 +116,27 @@ def test_one_sample_that_failed_leaves_nothing() -> None:
     assert isinstance(next_step(model(), asked(failed=1)), NothingFits)
 
 
-def test_a_remembered_size_is_settled_on() -> None:
-    known = model(measured={64: 150 * MIB, 80: 180 * MIB, 96: 210 * MIB})
-    step = next_step(known, asked(trials_left=3))
+@pytest.mark.parametrize(
+    ("ran", "least", "most"),
+    [
+        ({64: 150 * MIB, 80: 180 * MIB, 96: 210 * MIB}, 80, 95),
+        ({64: 150 * MIB, 80: 182 * MIB}, 80, 80),
+        ({80: 201 * MIB}, 40, 79),  # it ran, but came above the budget
+    ],
+)
+def test_what_is_remembered_is_not_tried_again(
+    ran: dict[int, int], least: int, most: int
+) -> None:
+    step = next_step(model(measured=ran), asked(remembered=True))
     assert isinstance(step, Settled)
-    assert 80 <= step.size < 96
+    assert least <= step.size <= most
+
+
+def test_clearly_more_memory_than_remembered_is_tried() -> None:
+    known = model(measured={40: 90 * MIB, 50: 110 * MIB})
+    step = next_step(known, asked(remembered=True))
+    assert isinstance(step, Try)
+    assert step.size > 62
 
 
 def test_the_users_own_bound_holds() -> None:

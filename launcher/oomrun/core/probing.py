@@ -16,8 +16,9 @@ from oomrun.core.units import format_bytes
 
 __all__ = ["Asked", "NothingFits", "Settled", "Step", "Try", "next_step"]
 
-#: A size this much below the one that could be tried next is good enough.
-_NEAR = 0.04
+#: A size this much below the one that could be tried next is good enough; one that an
+#: earlier run has come to, where only clearly more could be had.
+_NEAR, _NEAR_REMEMBERED = 0.04, 0.25
 #: The first size where nothing at all is known, not even from the graph.
 _FIRST = 2
 #: No further than this above what ran is tried next, whatever is predicted.
@@ -36,6 +37,7 @@ class Asked:
         budget_bytes: what the peak must not exceed.
         trials_left: how many sizes may still be tried.
         failed: the smallest size that ran out of memory; None while none did.
+        remembered: whether the sizes that ran are those of an earlier training.
     """
 
     samples: int
@@ -43,6 +45,7 @@ class Asked:
     budget_bytes: int
     trials_left: int
     failed: int | None = None
+    remembered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +106,12 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
     if asked.failed is not None:
         # Not the next smaller one: half way to what ran, or to nothing.
         wanted = min(wanted, max(1, (largest + asked.failed) // 2))
-    if wanted <= ran * (1 + _NEAR):
+    near = _NEAR_REMEMBERED if asked.remembered else _NEAR
+    if wanted <= ran * (1 + near):
         return _settled(known, ran or 1, asked)
     # Below a size that ran, the line is as good as a trial.
-    if (ran and wanted < largest) or asked.trials_left <= 0:
+    proven = bool(ran) or asked.remembered
+    if (proven and wanted < largest) or asked.trials_left <= 0:
         return _settled(known, wanted if wanted < largest or not ran else ran, asked)
     return Try(size=wanted)
 

@@ -60,6 +60,7 @@ class Prober:
         sizes = self._session.micro_batches
         static, suits = self._from_graph(data, samples)
         rest, trials = self._at_rest_bytes(), TRIALS
+        remembered = bool(sizes.measured)
         unproven: set[int] = set()  # sizes that no step in parts was taken at
         while True:
             known = MemoryModel(
@@ -75,6 +76,7 @@ class Prober:
                 budget_bytes=sizes.budget_bytes,
                 trials_left=trials,
                 failed=sizes.failed,
+                remembered=remembered,
             )
             step = probing.next_step(known, asked)
             roomy = isinstance(step, probing.Settled) and step.surely
