@@ -55,10 +55,12 @@ class Prober:
 
         Returns:
             What was found, and what is known then; None where it is the whole batch
-            anyway.
+            anyway, or nothing says where to begin.
         """
         sizes = self._session.micro_batches
         static, suits = self._from_graph(data, samples)
+        if not static and not sizes.measured:
+            return None  # trials from nothing would end far below what fits
         rest, trials = self._at_rest_bytes(), TRIALS
         remembered = bool(sizes.measured)
         unproven: set[int] = set()  # sizes that no step in parts was taken at

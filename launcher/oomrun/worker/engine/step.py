@@ -87,7 +87,7 @@ class StepFunction:
         self._optimizers = 0
         self._spec: Any = None
         self._traced: set[str] = set()
-        self._in_order = False
+        self._in_order = self._at_once = False
         self._whole = self._compiled(self._whole_step)
         self._parts = self._compiled(self._split_step)
         self._cut: Cut | None = None
@@ -95,7 +95,7 @@ class StepFunction:
     @property
     def applying(self) -> bool:
         """Whether the last step that failed had begun to write weights."""
-        return self._line.crossed
+        return self._line.crossed or self._at_once
 
     @property
     def at_last_optimizer(self) -> bool:
@@ -233,8 +233,11 @@ class StepFunction:
         return other
 
     def run_in_order(self) -> None:
-        """From now on has a step's operations run one at a time (``executor.py``)."""
-        if self._in_order:
+        """From now on has a step's operations run one at a time (``executor.py``).
+
+        Not those of steps that are run eagerly, or compiled by XLA.
+        """
+        if self._in_order or self._model.run_eagerly or self._model.jit_compile:
             return
         self._in_order = True
         # Traced anew: the graph says how a part is run.
@@ -283,8 +286,16 @@ class StepFunction:
         if micro_batch_size >= samples:
             self._trace("whole", self._whole)
             in_order = executor.in_order() if self._in_order else None
+            # XLA is given the variables' own memory to write to: where it fails, they
+            # may hold anything. Measured: weights that were no numbers.
+            self._at_once = bool(
+                self._model.jit_compile and not self._model.run_eagerly
+            )
             with in_order or contextlib.nullcontext():
-                return self._whole(data)  # type: ignore[no-any-return]
+                logs: Logs = self._whole(data)
+            self._at_once = False
+            return logs
+        self._at_once = False
         # On a GPU operations are started one after the other anyway.
         if self._how_to_cut.suits_order and pool.limit_bytes() is not None:
             self.run_in_order()
@@ -314,7 +325,7 @@ class StepFunction:
         self._begin()
         on_apply: Callable[[Apply], None] = self._apply
         if self._model.jit_compile and not self._model.run_eagerly:
-            # One operation: it writes all variables at its end, or none.
+            # All of it is one operation.
             on_apply = _apply_at_once
 
         def step(data: Any) -> Any:
