@@ -214,7 +214,7 @@ def test_documents_name_targets_that_exist() -> None:
     for document in [*DOCUMENTS, ROOT / ".ci/run"]:
         text = document.read_text()
         # In code, not in prose: `make demo`, or a line of a shell block.
-        named = set(re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE))
+        named = set(re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE))
         assert named <= make_targets(), document
 
 
