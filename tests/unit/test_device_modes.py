@@ -180,6 +180,9 @@ print(json.dumps({
 '''
 
 
+pytestmark = pytest.mark.xdist_group("modes")  # one process looks at all of them
+
+
 @pytest.fixture(scope="module")
 def seen() -> Any:
     done = subprocess.run(

@@ -84,7 +84,7 @@ class Prober:
             roomy = isinstance(step, probing.Settled) and step.surely
             self._ordered = suits and not roomy
             if self._ordered:
-                self._function.run_in_order()
+                self._function.run_in_order(whole=True)
             size = 1 if isinstance(step, probing.NothingFits) else step.size
             if not isinstance(step, probing.Try) and not (
                 size in unproven and size < samples
@@ -139,7 +139,7 @@ class Prober:
         """
         sizes = self._session.micro_batches
         if self._ordered:
-            function.run_in_order()
+            function.run_in_order(whole=True)
         began, message = time.perf_counter(), ""
         devices.reset_peaks(self._plan)
         drawn = randomness.save()

@@ -87,7 +87,7 @@ class StepFunction:
         self._optimizers = 0
         self._spec: Any = None
         self._traced: set[str] = set()
-        self._in_order = self._at_once = False
+        self._in_order = self._whole_in_order = self._at_once = False
         self._whole = self._compiled(self._whole_step)
         self._parts = self._compiled(self._split_step)
         self._cut: Cut | None = None
@@ -232,12 +232,19 @@ class StepFunction:
         other.trace_for(spec)
         return other
 
-    def run_in_order(self) -> None:
+    def run_in_order(self, *, whole: bool) -> None:
         """From now on has a step's operations run one at a time (``executor.py``).
 
         Not those of steps that are run eagerly, or compiled by XLA.
+
+        Args:
+            whole: also those of a step over a whole batch. Its graph has more in it
+                than a part's, the optimizer's branches for one, so ask ``suits``.
         """
-        if self._in_order or self._model.run_eagerly or self._model.jit_compile:
+        if self._model.run_eagerly or self._model.jit_compile:
+            return
+        self._whole_in_order = self._whole_in_order or whole
+        if self._in_order:
             return
         self._in_order = True
         # Traced anew: the graph says how a part is run.
@@ -285,7 +292,7 @@ class StepFunction:
         """
         if micro_batch_size >= samples:
             self._trace("whole", self._whole)
-            in_order = executor.in_order() if self._in_order else None
+            in_order = executor.in_order() if self._whole_in_order else None
             # XLA is given the variables' own memory to write to: where it fails, they
             # may hold anything. Measured: weights that were no numbers.
             self._at_once = bool(
@@ -298,7 +305,7 @@ class StepFunction:
         self._at_once = False
         # On a GPU operations are started one after the other anyway.
         if self._how_to_cut.suits_order and pool.limit_bytes() is not None:
-            self.run_in_order()
+            self.run_in_order(whole=False)
         self._trace("parts", self._parts, tf.TensorSpec((), tf.int32))
         return self._parts(  # type: ignore[no-any-return]
             data, tf.constant(micro_batch_size, tf.int32)
