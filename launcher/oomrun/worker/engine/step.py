@@ -98,6 +98,14 @@ class StepFunction:
         return self._line.crossed or self._at_once
 
     @property
+    def lost(self) -> bool:
+        """Whether the last step failed inside XLA, with all it had been given.
+
+        Nothing more can be tried in this process. Measured: it was aborted.
+        """
+        return self._at_once
+
+    @property
     def at_last_optimizer(self) -> bool:
         """Whether the last step that failed had all of its gradients."""
         return 0 < self._optimizers <= self._line.crossings
