@@ -37,7 +37,7 @@ JOB = """
 name: watched
 script: {script}
 args: ["--epochs", "4", "--size", "64", "--output", "weights.npz"]
-devices: {{cpu: 1, memory: [200MiB]}}
+devices: {{cpu: 1, memory: [150MiB]}}
 memory: {{probe: never}}
 metrics: {{listen: "127.0.0.1:{port}"}}
 """
@@ -187,7 +187,7 @@ def test_what_prometheus_knows_is_what_the_journal_says(
     assert prometheus.one("sum(oomrun_build_info)") == 1
     assert prometheus.one("oomrun_workers_alive") == 1
     limit = prometheus.one("oomrun_device_memory_limit_bytes")
-    assert limit == 200 * 2**20
+    assert limit == 150 * 2**20
 
     out, err = run.communicate(timeout=300)
     assert run.returncode == 0, err.decode()

@@ -35,7 +35,7 @@ class Style:
 
 
 STYLES = {
-    "autoencoder": Style("90MiB", 176),
+    "autoencoder": Style("70MiB", 176),
     "custom_loop": Style("66MiB", 2560),
     "embeddings": Style("92MiB", 5120),
     "gan": Style("100MiB", 320),
