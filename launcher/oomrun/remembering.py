@@ -17,6 +17,7 @@ from oomrun.core.plan import Plan
 from oomrun.core.profile import Profile, relevant_variables
 from oomrun.core.spec import JobSpec
 from oomrun.core.state import JobState
+from oomrun.core.state_memory import planned_limit_bytes
 from oomrun.core.topology import Inventory
 from oomrun.profiles import Profiles
 
@@ -72,7 +73,7 @@ class Remembering:
         if before.profile_key != event.profile_key:
             self.keep(before)
         found = self._profiles.load(event.profile_key)
-        limit = _limit_bytes(before)
+        limit = planned_limit_bytes(before.plan)
         return {
             "do": REMEMBERED,
             "key": event.profile_key,
@@ -97,9 +98,3 @@ class Remembering:
                 steps=state.step,
             ),
         )
-
-
-def _limit_bytes(state: JobState) -> int | None:
-    devices = (state.plan or {}).get("devices") or [{}]
-    limit = devices[0].get("limit_bytes")
-    return limit if isinstance(limit, int) else None

@@ -1,4 +1,4 @@
-"""Fixtures of the supervisor's tests: a job whose worker is ``killable_worker``."""
+"""Fixtures: a job whose worker is ``killable_worker``; a machine with our NVML."""
 
 from __future__ import annotations
 
@@ -11,11 +11,23 @@ from typing import Any
 import pytest
 from killable import JOB, QUICK, WORKER
 
+import nvml_library
+from nvml_library import Machine
 from oomrun.core.jobfile import load
 from oomrun.launching import Job
 from oomrun.rundir import RunDir
 from oomrun.stops import Stops
 from oomrun.supervisor import Outcome, supervise
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return nvml_library.build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def machine(library: Path, tmp_path: Path) -> Machine:
+    return Machine(library, tmp_path / "machine.txt")
 
 
 @pytest.fixture

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from fake_machine import FREE_BYTES, answer, by_id, inventory
 
-import nvml_library
 from nvml_library import GIB, RESERVED_BYTES, Machine, mig_uuid, uuid
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return nvml_library.build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def machine(library: Path, tmp_path: Path) -> Machine:
-    return Machine(library, tmp_path / "machine.txt")
 
 
 def test_eight_gpus(machine: Machine) -> None:

@@ -16,24 +16,12 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pyte
 import pytest
 from fake_machine import CLI, FREE_BYTES, python
 
-import nvml_library
 from nvml_library import GIB, Machine, uuid
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return nvml_library.build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def machine(library: Path, tmp_path: Path) -> Machine:
-    return Machine(library, tmp_path / "machine.txt")
 
 
 def test_the_table(machine: Machine) -> None:

@@ -20,16 +20,6 @@ from nvml_library import GIB, Machine, mig_uuid, uuid
 from oomrun.core import events as ev
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return nvml_library.build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def machine(library: Path, tmp_path: Path) -> Machine:
-    return Machine(library, tmp_path / "machine.txt")
-
-
 def test_no_driver(machine: Machine) -> None:
     done = python(machine, CLI, "devices", LD_LIBRARY_PATH="")
     assert done.returncode == 0

@@ -15,22 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import jobs
-import pytest
 from fake_machine import FREE_BYTES, answer
 
-import nvml_library
 from nvml_library import GIB, Machine, uuid
 from oomrun.core import events as ev
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return nvml_library.build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def machine(library: Path, tmp_path: Path) -> Machine:
-    return Machine(library, tmp_path / "machine.txt")
 
 
 def test_waiting_for_a_dead_process__pitfall_30(machine: Machine) -> None:

@@ -21,7 +21,7 @@ from oomrun import checkpoints
 from oomrun.core import retention
 from oomrun.core.errors import CheckpointError
 from oomrun.worker.encoding import Arrays, decode, encode
-from oomrun.worker.engine.applying import optimizers_of
+from oomrun.worker.engine import keeping
 from oomrun.worker.engine.objects import Objects
 
 __all__ = [
@@ -41,23 +41,12 @@ def training_variables(model: Any) -> list[Any]:
     """All variables that a training step may change, in a fixed order, each once."""
     if isinstance(model, Objects):
         return list(model.variables)
-    found: list[Any] = []
-    seen: set[int] = set()
-    for variable in [
-        *model.variables,
-        *(v for optimizer in optimizers_of(model) for v in optimizer.variables),
-        *model.metrics_variables,
-    ]:
-        if id(variable) not in seen:
-            seen.add(id(variable))
-            found.append(variable)
-    return found
+    return keeping.variables_of(model)
 
 
 def state_bytes(model: Any) -> int:
     """Bytes of weights, optimizer slots, metrics, and the gradients of one step."""
-    variables = [*training_variables(model), *model.trainable_variables]
-    return sum(v.value.shape.num_elements() * v.value.dtype.size for v in variables)
+    return keeping.bytes_of([*training_variables(model), *model.trainable_variables])
 
 
 def _copy(variable: Any) -> np.ndarray[Any, Any]:

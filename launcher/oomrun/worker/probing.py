@@ -10,22 +10,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from oomrun.core import events as ev
 from oomrun.core import probing
-from oomrun.core.memory import MemoryModel
+from oomrun.core.memory import MemoryModel, Peak
 from oomrun.worker import devices, pool, randomness
 from oomrun.worker.engine import executor, keeping, slicing, static
 from oomrun.worker.engine.step import StepFunction
 from oomrun.worker.session import Session
 
-__all__ = ["Prober"]
+__all__ = ["Found", "Prober"]
 
 TRIALS = 3
 _STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The size to train with, why, and what a step should need."""
+
+    size: int
+    reason: str
+    peak: Peak | None
 
 
 class Prober:
@@ -45,7 +55,7 @@ class Prober:
 
     def settle(
         self, data: Any, samples: int, may_cut: Callable[[], bool]
-    ) -> tuple[probing.Settled | probing.NothingFits, MemoryModel] | None:
+    ) -> Found | None:
         """Tries sizes on ``data`` until one is found to train with.
 
         Args:
@@ -54,12 +64,12 @@ class Prober:
             may_cut: whether batches can be cut; asked only if they may have to be.
 
         Returns:
-            What was found, and what is known then; None where it is the whole batch
-            anyway, or nothing says where to begin.
+            What was found; None where it is the whole batch anyway, or nothing says
+            where to begin.
         """
         sizes = self._session.micro_batches
-        static, suits = self._from_graph(data, samples)
-        if not static and not sizes.measured:
+        from_graph, suits = self._from_graph(data, samples)
+        if not from_graph and not sizes.measured:
             return None  # trials from nothing would end far below what fits
         rest, trials = self._at_rest_bytes(), TRIALS
         remembered = bool(sizes.measured)
@@ -68,7 +78,7 @@ class Prober:
             known = MemoryModel(
                 state_bytes=rest,
                 measured=dict(sizes.measured),
-                static=static,
+                static=from_graph,
                 # What another trace of the step took, this one need not.
                 in_order=suits and self._tried is self._function,
             )
@@ -89,7 +99,9 @@ class Prober:
             if not isinstance(step, probing.Try) and not (
                 size in unproven and size < samples
             ):
-                return (step, known) if size == samples or may_cut() else None
+                if size < samples and not may_cut():
+                    return None
+                return Found(size, step.reason, known.predict(size))
             trials -= 1
             likely = known.predict(samples)
             perhaps = likely is not None and likely.bytes <= asked.budget_bytes
@@ -120,10 +132,7 @@ class Prober:
         return (memory.in_use_bytes or 0) + self._gradient_bytes()
 
     def _gradient_bytes(self) -> int:
-        return sum(
-            v.value.shape.num_elements() * v.value.dtype.size
-            for v in self._model.trainable_variables
-        )
+        return keeping.bytes_of(self._model.trainable_variables)
 
     def _try(
         self, function: StepFunction, data: Any, rows: int, size: int, more: int = 0
@@ -154,7 +163,7 @@ class Prober:
         devices.reset_peaks(self._plan)
         peak = None if message else memory.peak_bytes
         if peak is None:
-            sizes.failed = min(size, sizes.failed or size)
+            sizes.note_failed(size)
         else:
             peak += more
             sizes.note_peak(size, peak)

@@ -86,6 +86,10 @@ class MicroBatches:
         """A step of the current model at ``size`` samples a pass took so much."""
         self.measured[size] = max(self.measured.get(size, 0), peak_bytes)
 
+    def note_failed(self, size: int) -> None:
+        """A step of the current model at ``size`` samples a pass ran out of memory."""
+        self.failed = min(size, self.failed or size)
+
     def settle(self, size: int, samples: int) -> None:
         """Takes the size that was found by trying, for training and evaluation."""
         if size >= samples:
@@ -137,7 +141,7 @@ class MicroBatches:
             return False
         self._limits[kind] = smaller
         if kind == "gradients":
-            self.failed = min(size, self.failed or size)
+            self.note_failed(size)
         passes = batch.accumulation_steps(samples, smaller)
         device = self._settings.plan.devices[0].id
         self._channel.send(

@@ -54,4 +54,4 @@ def take(channel: Channel, key: str, sizes: MicroBatches) -> None:
         sizes.note_peak(size, peak)
     failed = answer.get("failed")
     if failed is not None:
-        sizes.failed = min(failed, sizes.failed or failed)
+        sizes.note_failed(failed)

@@ -15,7 +15,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from oomrun.core import probing
 from oomrun.worker import announcing, building, caveats, checkpointing
 from oomrun.worker.engine import slicing, step
 from oomrun.worker.engine.separability import Separability
@@ -132,10 +131,8 @@ class TrainFunction:
         prober = Prober(self._session, self._model, self._function)
         found = prober.settle(data, samples, lambda: self._may_cut(data))
         if found is not None:
-            step, known = found
-            size = step.size if isinstance(step, probing.Settled) else 1
             announcing.micro_batch_planned(
-                self._session, size, samples, step.reason, known.predict(size)
+                self._session, found.size, samples, found.reason, found.peak
             )
 
     def _spec(self, data: Any) -> Any:

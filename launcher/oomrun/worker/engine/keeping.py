@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,18 +11,27 @@ import tensorflow as tf
 
 from oomrun.worker.engine.applying import optimizers_of
 
-__all__ = ["host_copy", "left_as_it_was", "variables_of"]
+__all__ = ["bytes_of", "host_copy", "left_as_it_was", "variables_of"]
 
 
 def variables_of(model: Any) -> list[Any]:
-    """Weights, layer state, seeds, metrics and the optimizers' slots, each once."""
+    """Weights, layer state, seeds, the optimizers' slots and metrics, each once.
+
+    In a fixed order: checkpoints are written and read by it.
+    """
     found: dict[int, Any] = {}
-    own = [*model.variables, *model.metrics_variables]
-    for optimizer in optimizers_of(model):
-        own += optimizer.variables
-    for variable in own:
+    for variable in [
+        *model.variables,
+        *(v for optimizer in optimizers_of(model) for v in optimizer.variables),
+        *model.metrics_variables,
+    ]:
         found.setdefault(id(variable), variable)
     return list(found.values())
+
+
+def bytes_of(variables: Iterable[Any]) -> int:
+    """Bytes of the values of Keras variables."""
+    return sum(v.value.shape.num_elements() * v.value.dtype.size for v in variables)
 
 
 @contextlib.contextmanager

@@ -312,7 +312,11 @@ class StepFunction:
             return logs
         self._at_once = False
         # On a GPU operations are started one after the other anyway.
-        if self._how_to_cut.suits_order and pool.limit_bytes() is not None:
+        if (
+            not self._in_order
+            and self._how_to_cut.suits_order
+            and pool.limit_bytes() is not None
+        ):
             self.run_in_order(whole=False)
         self._trace("parts", self._parts, tf.TensorSpec((), tf.int32))
         return self._parts(  # type: ignore[no-any-return]
