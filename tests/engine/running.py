@@ -24,6 +24,7 @@ import tensorflow as tf
 from engine import comparing, harness
 from engine.registry import Row
 from oomrun.core import events as ev
+from precision import precision
 
 __all__ = ["SEED", "Result", "in_processes", "result", "seeded"]
 
@@ -133,12 +134,9 @@ def _result_of(name: str) -> Result:
 def seeded(floatx: str) -> Iterator[None]:
     """Keras as in a new process that sets its seeds first."""
     keras.backend.clear_session(free_memory=False)
-    keras.backend.set_floatx(floatx)
-    keras.config.set_dtype_policy(floatx)
-    keras.utils.set_random_seed(SEED)
-    try:
-        yield
-    finally:
-        keras.backend.set_floatx("float32")
-        keras.config.set_dtype_policy("float32")
-        tf.random.set_seed(None)
+    with precision(floatx):
+        keras.utils.set_random_seed(SEED)
+        try:
+            yield
+        finally:
+            tf.random.set_seed(None)

@@ -13,6 +13,7 @@ from keras import layers
 
 from oomrun.worker import checkpointing
 from oomrun.worker.engine import models, slicing, step
+from precision import precision
 
 REDUCTIONS = ["sum_over_batch_size", "sum", "mean", "mean_with_sample_weight"]
 LOSSES = {
@@ -82,9 +83,7 @@ def state(model: Any) -> list[np.ndarray[Any, Any]]:
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(cases())
 def test_a_split_step_is_the_step_of_the_whole_batch(case: dict[str, Any]) -> None:
-    keras.backend.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    try:
+    with precision("float64"):
         batches = [data(case, size) for size in case["sizes"]]
         wanted = make(case)
         wanted._symbolic_build(data_batch=models.unpack(batches[0]))
@@ -113,8 +112,5 @@ def test_a_split_step_is_the_step_of_the_whole_batch(case: dict[str, Any]) -> No
             assert abs(float(logs["loss"]) - wanted_loss) <= 1e-10 * max(
                 1.0, abs(wanted_loss)
             )
-    finally:
-        keras.backend.set_floatx("float32")
-        keras.config.set_dtype_policy("float32")
-        keras.backend.clear_session()
-        tf.random.set_seed(None)
+    keras.backend.clear_session()
+    tf.random.set_seed(None)

@@ -15,6 +15,7 @@ from oomrun.worker import checkpointing
 from oomrun.worker.engine import slicing
 from oomrun.worker.engine.loss_step import LossStep
 from oomrun.worker.engine.objects import Objects
+from precision import precision
 
 REDUCTIONS = ["sum_over_batch_size", "sum", "mean", "mean_with_sample_weight", None]
 
@@ -89,14 +90,11 @@ def data(case: dict[str, Any], size: int) -> Any:
 @settings(max_examples=5, deadline=None, derandomize=True)
 @given(cases())
 def test_a_cut_step_is_that_of_the_whole_batch(case: dict[str, Any]) -> None:
-    keras.backend.set_floatx("float64")
-    try:
+    with precision("float64"):
         batches = [data(case, size) for size in case["sizes"]]
         wanted, state = Trained(case).train(*batches, micro=99)
         cut = Trained(case)
         found, parts = cut.train(*batches, micro=case["micro"])
-    finally:
-        keras.backend.set_floatx("float32")
     np.testing.assert_allclose(found, wanted, rtol=1e-10)
     for one, other in zip(parts, state, strict=True):
         error = np.abs(one - other).max(initial=0.0)

@@ -23,14 +23,7 @@ from oomrun.worker.engine.gradients import GradientSum
 BATCH = 6
 
 
-@pytest.fixture(autouse=True)
-def float64() -> Iterator[None]:
-    keras.backend.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.backend.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
-    keras.backend.clear_session()
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def batches(*shapes: tuple[int, ...], sizes: tuple[int, ...], seed: int = 0) -> Any:

@@ -7,7 +7,7 @@ memory in ``tests/e2e/test_custom_loop.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,7 @@ from oomrun.core import events as ev
 BATCH = 6
 
 
-@pytest.fixture(autouse=True)
-def float64() -> Iterator[None]:
-    keras.backend.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.backend.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
-    keras.backend.clear_session()
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @dataclass

@@ -6,7 +6,7 @@ the same is in ``test_loop.py``. Also what a script is told that has no loop of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,7 @@ X, Y = rng.normal(size=(40, 6)), rng.normal(size=(40, 1))
 MISSING = -99.0
 
 
-@pytest.fixture(autouse=True)
-def float64() -> Iterator[None]:
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
-    keras.backend.clear_session()
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def network(outputs: int = 1, *more: Any) -> Any:

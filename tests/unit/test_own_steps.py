@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -21,14 +21,7 @@ from oomrun.worker.engine.step import StepFunction
 BATCH = 6
 
 
-@pytest.fixture(autouse=True)
-def float64() -> Iterator[None]:
-    keras.backend.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.backend.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
-    keras.backend.clear_session()
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def batch(seed: int = 0, size: int = BATCH) -> tuple[Any, Any]:

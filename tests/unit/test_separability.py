@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -18,13 +17,7 @@ from oomrun.worker.engine.step import Cut, StepFunction
 ROWS = 11
 
 
-@pytest.fixture(autouse=True)
-def _double() -> Iterator[None]:
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx("float32")
-    keras.config.set_dtype_policy("float32")
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def sum_of_squares(y: Any, predicted: Any) -> Any:

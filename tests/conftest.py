@@ -1,0 +1,31 @@
+"""What all tests share: they run in any order, many in one process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Keras in double precision, for ``pytest.mark.usefixtures``."""
+    import keras
+
+    from precision import precision
+
+    with precision("float64"):
+        yield
+    keras.backend.clear_session()
+
+
+@pytest.fixture(autouse=True)
+def _leaves_keras_as_it_was() -> Iterator[None]:
+    """Fails the test that changes the precision of those behind it."""
+    yield
+    if keras := sys.modules.get("keras"):
+        left = (keras.config.floatx(), keras.config.dtype_policy().name)
+        keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy("float32")
+        assert left == ("float32", "float32"), "this test left Keras in its precision"
