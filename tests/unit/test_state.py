@@ -122,3 +122,19 @@ def test_notes_are_kept_once() -> None:
 def test_the_first_state_is_pending() -> None:
     assert JobState().state == "pending"
     assert replay([]) == JobState()
+
+
+def leak(grown: int, steps_left: int = 5) -> ev.LeakFound:
+    return ev.LeakFound(
+        at=0, attempt=1, device="cpu:0", step=9, bytes_per_step=1.0,
+        grown_bytes=grown, budget_bytes=100, steps_left=steps_left,
+    )  # fmt: skip
+
+
+def test_what_a_leak_took_is_no_step_s_need() -> None:
+    seen = [started(), attempt(), progress(micro=64, peak=90), leak(grown=60)]
+    assert replay(seen).measured == {64: 30}
+    ran_out = [*seen[:3], oom(64), leak(grown=60, steps_left=0)]
+    state = replay(ran_out)
+    assert (state.measured, state.micro_batch_failed) == ({64: 30}, None)
+    assert replay([*ran_out, attempt(2)]).last_leak is None

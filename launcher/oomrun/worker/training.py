@@ -178,6 +178,8 @@ class TrainFunction:
         if undone:
             function.snapshot.restore()
         phase = "apply" if function.at_last_optimizer else "gradients"
+        if undone and size in session.micro_batches.measured:
+            session.leave_if_leaking(size, phase, message)
         if samples > 1 and not function.lost and not self._may_cut(data):
             session.micro_batches.report(size, phase, message, recovery="none")
         elif session.micro_batches.shrink(size, samples, phase, message, safe=undone):
