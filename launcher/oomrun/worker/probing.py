@@ -51,27 +51,40 @@ class Prober:
         self._session, self._model, self._function = session, model, function
         self._plan = session.launch.plan
         self._tried = function.for_trials()
-        self._ordered = False
+        self._ordered = self._suits = False
+        self._from_graph: dict[int, int] = {}
 
     def settle(
-        self, data: Any, samples: int, may_cut: Callable[[], bool]
+        self,
+        data: Any,
+        samples: int,
+        may_cut: Callable[[], bool],
+        larger: float = 1.0,
     ) -> Found | None:
         """Tries sizes on ``data`` until one is found to train with.
+
+        To be called again for a batch of more rows, or of larger ones.
+
 
         Args:
             data: an eager batch.
             samples: its rows.
             may_cut: whether batches can be cut; asked only if they may have to be.
+            larger: how much larger its samples are than those of the call before.
 
         Returns:
             What was found; None where it is the whole batch anyway, or nothing says
             where to begin.
         """
         sizes = self._session.micro_batches
-        from_graph, suits = self._from_graph(data, samples)
+        rest, trials = self._at_rest_bytes(), TRIALS
+        if larger > 1:
+            self._samples_grew(samples, larger, rest)
+        else:
+            self._ask_graph(data, samples)
+        from_graph, suits = self._from_graph, self._suits
         if not from_graph and not sizes.measured:
             return None  # trials from nothing would end far below what fits
-        rest, trials = self._at_rest_bytes(), TRIALS
         remembered = bool(sizes.measured)
         unproven: set[int] = set()  # sizes that no step in parts was taken at
         while True:
@@ -108,7 +121,7 @@ class Prober:
             if perhaps and size < samples and not sizes.measured:
                 # A small batch, taken whole, says what a part of that size will need,
                 # and whether there will have to be parts at all.
-                small = self._tried.for_any_rows()
+                small = self._tried.for_spec(slicing.with_any_rows)
                 few, more = slicing.cut(data, 0, size), 2 * self._gradient_bytes()
                 self._try(small, few, size, size, more=more)
                 unproven.add(size)
@@ -118,13 +131,29 @@ class Prober:
             else:
                 return None
 
-    def _from_graph(self, data: Any, samples: int) -> tuple[dict[int, int], bool]:
+    def _ask_graph(self, data: Any, samples: int) -> None:
         """The graph's peaks, and whether its operations can be run one at a time."""
-        function = self._function.graph_function()
+        # A graph for sequences of any length says nothing of how long they are.
+        known = self._function.for_spec(lambda spec: slicing.with_shapes_of(spec, data))
+        function = known.graph_function()
         if function is None:
-            return {}, False
-        suits = pool.limit_bytes() is not None and executor.suits(function.graph)
-        return static.peaks(function, data, [samples]), suits
+            self._from_graph, self._suits = {}, False
+            return
+        self._suits = pool.limit_bytes() is not None and executor.suits(function.graph)
+        self._from_graph = static.peaks(function, data, [samples])
+
+    def _samples_grew(self, samples: int, larger: float, rest: int) -> None:
+        """Longer sequences, larger images: a first guess instead of what is known.
+
+        As much more as the samples are larger. To trace a graph for each length would
+        take seconds; trials will show how far off it is.
+        """
+        sizes = self._session.micro_batches
+        before = max(self._from_graph.values(), default=0)
+        for size, peak in sizes.measured.items():
+            before = max(before, int((peak - rest) * samples / size))
+        self._from_graph = {samples: int(before * larger)} if before else {}
+        sizes.samples_grew()
 
     def _at_rest_bytes(self) -> int:
         """In use before a step, with the gradients that every step holds."""

@@ -229,11 +229,13 @@ class StepFunction:
             return self
         return self._another(self._spec)
 
-    def for_any_rows(self) -> StepFunction:
-        """A step of the same model that is traced once for batches of all sizes."""
-        relaxed = keras.tree.map_structure(_of_any_rows, self._spec)
-        alike = keras.tree.flatten(relaxed) == keras.tree.flatten(self._spec)
-        return self if self._spec is None or alike else self._another(relaxed)
+    def for_spec(self, change: Callable[[Any], Any]) -> StepFunction:
+        """A step of the same model for batches of another spec, made from its own."""
+        if self._spec is None:
+            return self
+        spec = change(self._spec)
+        alike = keras.tree.flatten(spec) == keras.tree.flatten(self._spec)
+        return self if alike else self._another(spec)
 
     def _another(self, spec: Any) -> StepFunction:
         other = StepFunction(self._model, cut_as=self)
@@ -375,12 +377,6 @@ class StepFunction:
         self._optimizers = max(self._optimizers, call.index + 1)
         with self._line.after(given) as behind:
             call.really(behind)
-
-
-def _of_any_rows(spec: Any) -> Any:
-    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
-        return spec
-    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype, spec.name)
 
 
 _COMPARES = (
