@@ -77,7 +77,9 @@ class Prober:
             where to begin.
         """
         sizes = self._session.micro_batches
-        rest, trials = self._at_rest_bytes(), TRIALS
+        rest = self._at_rest_bytes()
+        # Where a step compiled by XLA runs out of memory nothing can be put back.
+        trials = 0 if self._function.by_xla else TRIALS
         if larger > 1:
             self._samples_grew(samples, larger, rest)
         else:
@@ -102,6 +104,7 @@ class Prober:
                 trials_left=trials,
                 failed=sizes.failed,
                 remembered=remembered,
+                even=self._function.by_xla,
             )
             step = probing.next_step(known, asked)
             roomy = isinstance(step, probing.Settled) and step.surely
@@ -135,11 +138,13 @@ class Prober:
         """The graph's peaks, and whether its operations can be run one at a time."""
         # A graph for sequences of any length says nothing of how long they are.
         known = self._function.for_spec(lambda spec: slicing.with_shapes_of(spec, data))
+        known = known.without_xla()
         function = known.graph_function()
         if function is None:
             self._from_graph, self._suits = {}, False
             return
-        self._suits = pool.limit_bytes() is not None and executor.suits(function.graph)
+        limited = pool.limit_bytes() is not None and not self._function.by_xla
+        self._suits = limited and executor.suits(function.graph)
         self._from_graph = static.peaks(function, data, [samples])
 
     def _samples_grew(self, samples: int, larger: float, rest: int) -> None:

@@ -77,10 +77,17 @@ class StepFunction:
     Args:
         model: a built and compiled Keras model, see ``models.cannot_step``.
         cut_as: another step of it, which says how batches are cut.
+        xla: whether XLA compiles it, where the model asks for that.
+
+    Attributes:
+        by_xla: whether it does.
     """
 
-    def __init__(self, model: Any, cut_as: StepFunction | None = None) -> None:
+    def __init__(
+        self, model: Any, cut_as: StepFunction | None = None, *, xla: bool = True
+    ) -> None:
         self._model, self._cut_as = model, cut_as
+        self.by_xla = xla and bool(model.jit_compile) and not model.run_eagerly
         self.snapshot = Snapshot(model)
         self._line = Line()
         self._flags = Flags(model)
@@ -207,9 +214,10 @@ class StepFunction:
     def graph_function(self) -> Any:
         """The concrete function of the whole step for batches of any size.
 
-        None where there is none: of steps that are run eagerly, or by XLA.
+        It needs this object to live on. None where there is none: of steps that are
+        run eagerly, or by XLA.
         """
-        if self._model.run_eagerly or self._model.jit_compile or self._spec is None:
+        if self._model.run_eagerly or self.by_xla or self._spec is None:
             return None
         self._trace("whole", self._whole)
         whole: Any = self._whole
@@ -217,6 +225,10 @@ class StepFunction:
             return whole.get_concrete_function(self._spec)
         except (TypeError, ValueError):
             return None
+
+    def without_xla(self) -> StepFunction:
+        """The same step as XLA is given it."""
+        return self._another(self._spec, xla=False) if self.by_xla else self
 
     def for_trials(self) -> StepFunction:
         """A step of the same model that may be taken and undone.
@@ -237,8 +249,8 @@ class StepFunction:
         alike = keras.tree.flatten(spec) == keras.tree.flatten(self._spec)
         return self if alike else self._another(spec)
 
-    def _another(self, spec: Any) -> StepFunction:
-        other = StepFunction(self._model, cut_as=self)
+    def _another(self, spec: Any, *, xla: bool = True) -> StepFunction:
+        other = StepFunction(self._model, cut_as=self, xla=xla)
         other.trace_for(spec)
         return other
 
@@ -251,7 +263,7 @@ class StepFunction:
             whole: also those of a step over a whole batch. Its graph has more in it
                 than a part's, the optimizer's branches for one, so ask ``suits``.
         """
-        if self._model.run_eagerly or self._model.jit_compile:
+        if self._model.run_eagerly or self.by_xla:
             return
         self._whole_in_order = self._whole_in_order or whole
         if self._in_order:
@@ -305,9 +317,7 @@ class StepFunction:
             in_order = executor.in_order() if self._whole_in_order else None
             # XLA is given the variables' own memory to write to: where it fails, they
             # may hold anything. Measured: weights that were no numbers.
-            self._at_once = bool(
-                self._model.jit_compile and not self._model.run_eagerly
-            )
+            self._at_once = self.by_xla
             with in_order or contextlib.nullcontext():
                 logs: Logs = self._whole(data)
             self._at_once = False
@@ -334,7 +344,7 @@ class StepFunction:
 
     def _by_xla(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """The pass compiled by XLA where the model asks for it, or as it is."""
-        if self._model.run_eagerly or not self._model.jit_compile:
+        if not self.by_xla:
             return step
         return tf.function(  # type: ignore[no-any-return]
             tf.autograph.experimental.do_not_convert(step),
@@ -345,7 +355,7 @@ class StepFunction:
     def _whole_step(self, data: Any) -> Logs:
         self._begin()
         on_apply: Callable[[Apply], None] = self._apply
-        if self._model.jit_compile and not self._model.run_eagerly:
+        if self.by_xla:
             # All of it is one operation.
             on_apply = _apply_at_once
 
