@@ -10,13 +10,24 @@ import pytest
 
 @pytest.fixture
 def float64() -> Iterator[None]:
-    """Keras in double precision, for ``pytest.mark.usefixtures``."""
+    """Keras in double precision, for ``pytest.mark.usefixtures``.
+
+    Graphs are run as they are traced: to optimize each takes a third of such a test's
+    time. The compatibility table and the e2e tests have them optimized.
+    """
     import keras
+    import tensorflow as tf
 
     from precision import precision
 
+    def optimize(wanted: bool) -> None:
+        options = {"disable_meta_optimizer": not wanted}
+        tf.config.optimizer.set_experimental_options(options)
+
+    optimize(False)
     with precision("float64"):
         yield
+    optimize(True)
     keras.backend.clear_session()
 
 

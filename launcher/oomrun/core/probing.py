@@ -23,6 +23,8 @@ _NEAR, _NEAR_REMEMBERED = 0.04, 0.25
 _FIRST = 2
 #: No further than this above what ran is tried next, whatever is predicted.
 _FURTHER = 4
+#: A size that takes more than this share of what a larger one took saves nothing.
+_LESS = 0.98
 #: How far the budget must be above a prediction's upper end for a size to go untried.
 _SURELY = 1.4
 
@@ -112,6 +114,10 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
     near = _NEAR_REMEMBERED if asked.remembered else _NEAR
     if wanted <= ran * (1 + near):
         return _settled(known, ran or 1, asked)
+    if asked.trials_left <= 0 and not ran and (best := _least(known, most)):
+        # All that ran took more than is wanted, and still ran. A smaller size need not
+        # take less: sums of sparse gradients grow with the number of parts.
+        return _settled(known, best, asked)
     # Below a size that ran, the line is as good as a trial.
     proven = bool(ran) or asked.remembered
     if (proven and wanted < largest) or asked.trials_left <= 0:
@@ -122,6 +128,20 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
 def _largest_that_ran(known: MemoryModel, most: int, budget: int) -> int:
     fitting = (m for m, peak in known.measured.items() if m <= most and peak <= budget)
     return max(fitting, default=0)
+
+
+def _least(known: MemoryModel, most: int) -> int:
+    """The size that ran with the lowest peak, of those that no smaller one undercuts.
+
+    0 where a smaller size took clearly less than the next larger one: it is worth
+    going further down.
+    """
+    ran = sorted(size for size in known.measured if size <= most)
+    if len(ran) < 2:
+        return 0
+    if known.measured[ran[0]] < _LESS * known.measured[ran[1]]:
+        return 0
+    return min(ran, key=lambda size: (known.measured[size], -size))
 
 
 def _far_below(known: MemoryModel, size: int, budget: int) -> bool:

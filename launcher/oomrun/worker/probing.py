@@ -51,7 +51,7 @@ class Prober:
         self._session, self._model, self._function = session, model, function
         self._plan = session.launch.plan
         self._tried = function.for_trials()
-        self._ordered = self._suits = False
+        self._ordered = self._suits = self._loops = False
         self._from_graph: dict[int, int] = {}
 
     def settle(
@@ -96,6 +96,7 @@ class Prober:
                 static=from_graph,
                 # What another trace of the step took, this one need not.
                 in_order=suits and self._tried is self._function,
+                loops=self._loops,
             )
             asked = probing.Asked(
                 samples=samples,
@@ -145,6 +146,7 @@ class Prober:
             return
         limited = pool.limit_bytes() is not None and not self._function.by_xla
         self._suits = limited and executor.suits(function.graph)
+        self._loops = static.has_loops(function.graph)
         self._from_graph = static.peaks(function, data, [samples])
 
     def _samples_grew(self, samples: int, larger: float, rest: int) -> None:

@@ -21,7 +21,9 @@ from tensorflow.python.framework import meta_graph
 from tensorflow.python.grappler import cluster as clusters
 from tensorflow.python.grappler import item as items
 
-__all__ = ["peaks"]
+__all__ = ["has_loops", "peaks"]
+
+_LOOPS = frozenset({"Enter", "For", "StatelessWhile", "While"})
 
 # Only what a device is called decides where its operations go; the numbers are those
 # of speed, which is not asked for.
@@ -37,6 +39,15 @@ _DEVICE = device_properties_pb2.NamedDevice(
         environment={"architecture": "8"},
     ),
 )
+
+
+def has_loops(graph: Any) -> bool:
+    """Whether ``graph`` has loops, of which the analysis sees one turn."""
+    definition = graph.as_graph_def()
+    nodes = [*definition.node]
+    for function in definition.library.function:
+        nodes += function.node_def
+    return any(node.op in _LOOPS for node in nodes)
 
 
 def peaks(function: Any, data: Any, sizes: Iterable[int]) -> dict[int, int]:
