@@ -122,3 +122,16 @@ def test_notes_are_kept_once() -> None:
 def test_the_first_state_is_pending() -> None:
     assert JobState().state == "pending"
     assert replay([]) == JobState()
+
+
+@pytest.mark.parametrize("recovery", ["restart", "none"])
+def test_the_end_of_an_attempt_adds_nothing_to_an_oom_that_was_told(
+    recovery: str,
+) -> None:
+    """A batch that cannot be cut was trained again at ever smaller sizes."""
+    told = replace(oom(), recovery=recovery)
+    ended = ev.AttemptEnded(
+        at=5.0, attempt=1, cause="device_oom", summary="", exit_code=70
+    )
+    state = replay([started(), attempt(), told, ended])
+    assert (state.oom_events, state.last_oom) == (1, told)
