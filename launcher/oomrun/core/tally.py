@@ -145,6 +145,7 @@ def _heard_of(event: ev.Event) -> int | None:
             | ev.Progressed()
             | ev.PhaseChanged()
             | ev.Probed()
+            | ev.StateMeasured()
             | ev.MicroBatchPlanned()
             | ev.MicroBatchChanged()
             | ev.CheckpointSaved()

@@ -9,7 +9,7 @@ are those of a run that tried nothing. Which size is tried is decided by
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,9 @@ class Prober:
         session: the training it is part of.
         model: built and compiled.
         function: its step.
+
+    Attributes:
+        graph: what the step's graph says, by rows of a batch.
     """
 
     def __init__(self, session: Session, model: Any, function: StepFunction) -> None:
@@ -52,9 +55,15 @@ class Prober:
         self._plan = session.launch.plan
         self._tried = function.for_trials()
         self._ordered = False
+        self.graph: dict[int, static.GraphPeak] = {}
 
     def settle(
-        self, data: Any, samples: int, may_cut: Callable[[], bool]
+        self,
+        data: Any,
+        samples: int,
+        may_cut: Callable[[], bool],
+        *,
+        at_least_one: bool = False,
     ) -> Found | None:
         """Tries sizes on ``data`` until one is found to train with.
 
@@ -62,6 +71,7 @@ class Prober:
             data: an eager batch.
             samples: its rows.
             may_cut: whether batches can be cut; asked only if they may have to be.
+            at_least_one: try one also where it surely fits, unless one was measured.
 
         Returns:
             What was found; None where it is the whole batch anyway, or nothing says
@@ -91,6 +101,12 @@ class Prober:
                 remembered=remembered,
             )
             step = probing.next_step(known, asked)
+            if (
+                at_least_one
+                and isinstance(step, probing.Settled)
+                and not known.measured
+            ):
+                step = probing.Try(size=step.size)
             roomy = isinstance(step, probing.Settled) and step.surely
             self._ordered = suits and not roomy
             if self._ordered:
@@ -110,10 +126,10 @@ class Prober:
                 # and whether there will have to be parts at all.
                 small = self._tried.for_any_rows()
                 few, more = slicing.cut(data, 0, size), 2 * self._gradient_bytes()
-                self._try(small, few, size, size, more=more)
+                self.attempt(few, size, size, function=small, more=more)
                 unproven.add(size)
             elif size == samples or may_cut():
-                self._try(self._tried, data, samples, size)
+                self.attempt(data, samples, size)
                 unproven.discard(size)
             else:
                 return None
@@ -124,7 +140,15 @@ class Prober:
         if function is None:
             return {}, False
         suits = pool.limit_bytes() is not None and executor.suits(function.graph)
-        return static.peaks(function, data, [samples]), suits
+        self.look_at_graph(data, [samples])
+        return {size: peak.bytes for size, peak in self.graph.items()}, suits
+
+    def look_at_graph(self, data: Any, sizes: Iterable[int]) -> None:
+        """Adds what the graph says of batches of so many rows to ``graph``."""
+        function = self._function.graph_function()
+        missing = [size for size in dict.fromkeys(sizes) if size not in self.graph]
+        if function is not None and missing:
+            self.graph |= static.peaks(function, data, missing)
 
     def _at_rest_bytes(self) -> int:
         """In use before a step, with the gradients that every step holds."""
@@ -134,19 +158,25 @@ class Prober:
     def _gradient_bytes(self) -> int:
         return keeping.bytes_of(self._model.trainable_variables)
 
-    def _try(
-        self, function: StepFunction, data: Any, rows: int, size: int, more: int = 0
+    def attempt(
+        self,
+        data: Any,
+        rows: int,
+        size: int,
+        *,
+        function: StepFunction | None = None,
+        more: int = 0,
     ) -> None:
         """Takes a few steps at ``size``, and notes their peak or that they failed.
 
         Args:
-            function: takes the steps.
             data: a batch.
             rows: its rows.
             size: samples a pass.
+            function: takes the steps; None: the one that all batches are tried with.
             more: bytes that the step to come will need beside those that are measured.
         """
-        sizes = self._session.micro_batches
+        sizes, function = self._session.micro_batches, function or self._tried
         if self._ordered:
             function.run_in_order(whole=True)
         began, message = time.perf_counter(), ""
@@ -158,6 +188,11 @@ class Prober:
                     _wait_for(function.run(data, rows, size))
             except tf.errors.ResourceExhaustedError as error:
                 message = str(error)
+                if function.lost:
+                    # Not even what it changed can be put back.
+                    self._tell(size, None, began, message)
+                    sizes.report(size, "gradients", message, recovery="restart")
+                    self._session.leave_for_restart()
         randomness.restore(drawn)
         (memory,) = devices.read_memory(self._plan)
         devices.reset_peaks(self._plan)
@@ -167,6 +202,9 @@ class Prober:
         else:
             peak += more
             sizes.note_peak(size, peak)
+        self._tell(size, peak, began, message)
+
+    def _tell(self, size: int, peak: int | None, began: float, message: str) -> None:
         call = self._session.fit
         self._session.channel.send(
             ev.Probed(

@@ -360,6 +360,11 @@ class Session:
         )  # fmt: skip
         self._leave(EXIT_STOPPED)
 
+    def leave_measured(self) -> NoReturn:
+        """Ends the process before the first step: all that was asked for is known."""
+        self._send(ev.ScriptEnded, rank=self.launch.rank, outcome="exited", exit_code=0)
+        self._leave(0)
+
     def leave_for_restart(self) -> NoReturn:
         """Ends the process since it cannot go on."""
         self._report_progress()  # what was trained since, and is now lost, counts

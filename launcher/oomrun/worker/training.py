@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from oomrun.worker import announcing, building, caveats, checkpointing
+from oomrun.worker import announcing, building, caveats, checkpointing, measuring
 from oomrun.worker.engine import slicing, step
 from oomrun.worker.engine.separability import Separability
 from oomrun.worker.probing import Prober
@@ -99,6 +99,8 @@ class TrainFunction:
         if in_fit:
             session.before_step(data, samples)
             self._probe(data, samples)
+        elif session.launch.measure and session.fit is None:
+            measuring.leave_unmeasured(session, "train_on_batch is called")
         while True:
             size = session.micro_batches.size(samples)
             if size < samples and not self._may_cut(data):
@@ -125,14 +127,23 @@ class TrainFunction:
         if samples <= self._probed:
             return
         self._probed = samples
-        if not sizes.probes:
-            return
-        assert self._function is not None
-        prober = Prober(self._session, self._model, self._function)
-        found = prober.settle(data, samples, lambda: self._may_cut(data))
+        session, model, function = self._session, self._model, self._function
+        assert function is not None
+        prober, found = None, None
+        if session.launch.measure:
+            prober = Prober(session, model, function)
+            measuring.measure(
+                session, prober, model, data, samples, lambda: self._may_cut(data)
+            )
+        if sizes.probes:
+            prober = Prober(session, model, function)
+            found = prober.settle(data, samples, lambda: self._may_cut(data))
+        announcing.state_measured(
+            session, model, data, samples, prober.graph if prober else {}
+        )
         if found is not None:
             announcing.micro_batch_planned(
-                self._session, found.size, samples, found.reason, found.peak
+                session, found.size, samples, found.reason, found.peak
             )
 
     def _spec(self, data: Any) -> Any:
