@@ -38,7 +38,8 @@ _MOST_WARNINGS = 3
 # What a worker may tell. Decisions and ends are ours alone.
 _FROM_WORKERS = (
     ev.WorkerReady, ev.FitStarted, ev.Progressed, ev.PhaseChanged, ev.OomOccurred,
-    ev.Probed, ev.StateMeasured, ev.MicroBatchPlanned, ev.MicroBatchChanged,
+    ev.LeakFound, ev.Probed, ev.StateMeasured, ev.MicroBatchPlanned,
+    ev.MicroBatchChanged,
     ev.CheckpointSaved, ev.CheckpointFailed, ev.CheckpointRejected, ev.Restored,
     ev.Noted, ev.FitEnded, ev.ScriptEnded,
 )  # fmt: skip
@@ -79,6 +80,7 @@ class _Watch:
         self.ready = False
         self.script: ev.ScriptEnded | None = None
         self.oom: ev.OomOccurred | None = None
+        self.leak: ev.LeakFound | None = None
         self.asked = False
         self.timed_out = False
         self.heard_at = time.monotonic()
@@ -111,6 +113,8 @@ class _Watch:
                 self.ready = True
             case ev.OomOccurred():
                 self.oom = event
+            case ev.LeakFound():
+                self.leak = event
             case ev.ScriptEnded():
                 # The first word counts: nothing may take back that it was stopped.
                 self.script = self.script or event
@@ -242,6 +246,7 @@ def _evidence(seen: _Watch, ended: Ended, log: Path, oom_kills: int) -> Evidence
         signal=ended.signal,
         script=seen.script,
         oom=seen.oom,
+        leak=seen.leak,
         stop_requested=seen.asked,
         timed_out=seen.timed_out,
         host_oom_kills=max(0, oom_kills),

@@ -93,10 +93,10 @@ def end_of_lost_attempt(state: JobState) -> Diagnosis:
     What its worker reported counts as ever; without a report it was taken down along
     with its supervisor, as when the machine is taken away.
     """
-    oom = state.last_oom
-    restarting = oom is not None and oom.recovery == "restart"
+    oom, leak = state.last_oom, state.last_leak
+    restarting = leak is not None or (oom is not None and oom.recovery == "restart")
     if state.script is not None or restarting:
-        return diagnose(Evidence(script=state.script, oom=oom))
+        return diagnose(Evidence(script=state.script, oom=oom, leak=leak))
     return Diagnosis(
         cause=Cause.PREEMPTION, summary="oomrun was killed, and the attempt with it"
     )

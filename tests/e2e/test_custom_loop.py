@@ -147,7 +147,13 @@ def test_a_loop_that_is_stopped_and_killed_is_the_one_that_was_not(
     # 405 was complete by then, or being written.
     assert second.step in (400, 405)
     status = job.status()
-    assert status["restarts"] == {"oom": 0, "crash": 1, "preemption": 1, "hang": 0}
+    assert status["restarts"] == {
+        "oom": 0,
+        "crash": 1,
+        "preemption": 1,
+        "hang": 0,
+        "leak": 0,
+    }
     assert [(e.fit, e.step) for e in job.events(ev.FitEnded)] == [(1, 420), (2, 434)]
     assert not job.events(ev.Noted)
     found, wanted = job.folder / "weights.npz", whole.folder / "weights.npz"

@@ -42,3 +42,16 @@ def test_weights_are_right_after_running_out(
     jobs.python(job.folder / "train.py", cwd=tmp_path)
     found, wanted = job.folder / "weights.npz", tmp_path / "weights.npz"
     assert jobs.distance(found, wanted) <= 1e-10
+
+
+def test_what_xla_compiles_is_planned_though_it_cannot_be_tried(tmp_path: Path) -> None:
+    device = "devices: {cpu: 1, memory: [60MiB]}\n"
+    job = jobs.make(tmp_path, SCRIPT.replace("{MODE}", "jit_compile"), device)
+    assert job.run() == 0, job.everything()
+    assert not job.events(ev.OomOccurred), job.said()
+    assert not job.events(ev.Probed)
+    (planned,) = job.events(ev.MicroBatchPlanned)
+    assert planned.predicted_peak_bytes is not None
+    assert 1 < planned.micro_batch_size < 4096
+    # Passes of one size, since XLA compiles for each.
+    assert 4096 % planned.micro_batch_size == 0

@@ -77,3 +77,43 @@ def test_a_second_run_of_a_job_tries_nothing(tmp_path: Path) -> None:
     (job.folder / "train.py").write_text(other)
     assert job.run("--fresh") == 0, job.everything()
     assert job.events(ev.Probed), "a changed model used what another had measured"
+
+
+LONGER_LATER = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+keras.utils.set_random_seed(3)
+rng = np.random.default_rng(0)
+
+
+def batches():
+    for length in [20, 20, 24, 30, 200, 210, 40]:
+        yield rng.normal(size=(128, length, 16)), rng.integers(0, 3, size=128)
+
+
+data = tf.data.Dataset.from_generator(batches, output_signature=(
+    tf.TensorSpec((128, None, 16), tf.float32), tf.TensorSpec((128,), tf.int64),
+))
+model = keras.Sequential([
+    keras.Input((None, 16)),
+    keras.layers.Dense(256, activation="relu"),
+    keras.layers.Dense(256, activation="relu"),
+    keras.layers.GlobalAveragePooling1D(),
+    keras.layers.Dense(3, activation="softmax"),
+])
+model.compile("adam", "sparse_categorical_crossentropy")
+model.fit(data, epochs=2, verbose=0)
+"""
+
+
+def test_longer_sequences_than_those_tried_do_not_run_out(tmp_path: Path) -> None:
+    limit = "devices: {cpu: 1, memory: [100MiB]}\n"
+    job = jobs.make(tmp_path, LONGER_LATER, limit)
+    assert job.run() == 0, job.everything()
+    assert not job.events(ev.OomOccurred), job.said()
+    assert not any(p.peak_bytes is None for p in job.events(ev.Probed)), job.said()
+    first, *others = job.events(ev.MicroBatchPlanned)
+    assert first.micro_batch_size == 128
+    assert [p.micro_batch_size < 128 for p in others] == [True], job.said()

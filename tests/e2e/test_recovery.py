@@ -114,7 +114,13 @@ def test_without_recovery_in_process_a_restart_loses_no_step(tmp_path: Path) -> 
     assert (decision.action, decision.micro_batch_size) == ("restart", 128)
     assert "256 -> 128" in decision.reason
     status = job.status()
-    assert status["restarts"] == {"oom": 1, "crash": 0, "preemption": 0, "hang": 0}
+    assert status["restarts"] == {
+        "oom": 1,
+        "crash": 0,
+        "preemption": 0,
+        "hang": 0,
+        "leak": 0,
+    }
     assert (status["attempts"], status["samples"]) == (2, 2560)
     jobs.python(job.folder / "train.py", cwd=tmp_path)
     found, wanted = job.folder / "weights.npz", tmp_path / "weights.npz"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,10 @@ def oom(recovery: str = "restart", kind: str = "device") -> ev.OomOccurred:
 
 
 FINISHED = script("finished", exit_code=0)
+LEAK = ev.LeakFound(
+    at=1.0, attempt=1, device="cpu:0", step=80, bytes_per_step=2**20,
+    grown_bytes=80 * 2**20, budget_bytes=2**27, steps_left=9,
+)  # fmt: skip
 
 CASES = [
     ("finished", Evidence(exit_code=0, script=FINISHED), Cause.FINISHED),
@@ -64,6 +69,13 @@ CASES = [
         Evidence(signal=6, log_tail="OOM when allocating tensor with shape[1]"),
         Cause.DEVICE_OOM,
     ),
+    ("a leak", Evidence(exit_code=70, leak=LEAK), Cause.LEAK),
+    ("a leak too fast to be seen", Evidence(leak=LEAK, oom=oom()), Cause.LEAK),
+    (
+        "a leak, but the script ended",
+        Evidence(exit_code=0, leak=LEAK, script=FINISHED),
+        Cause.FINISHED,
+    ),
     ("an unknown signal", Evidence(signal=63), Cause.CRASH),
     ("silence", Evidence(signal=15, timed_out=True), Cause.HANG),
     ("never ready", Evidence(exit_code=3, ready=False), Cause.MISCONFIGURATION),
@@ -92,9 +104,16 @@ def test_a_crash_is_told_by_its_place_and_first_line() -> None:
     assert found.summary == "ValueError at train.py:7: bad"
 
 
+def test_a_leak_is_told_with_what_it_took_and_when_it_would_have_ended() -> None:
+    assert "grew by 80MiB" in diagnose(Evidence(leak=LEAK)).summary
+    assert "in about 9 steps" in diagnose(Evidence(leak=LEAK)).summary
+    out = diagnose(Evidence(leak=replace(LEAK, steps_left=0)))
+    assert out.summary.endswith("it ran out")
+
+
 @pytest.mark.parametrize("cause", Cause)
 def test_every_cause_has_a_budget(cause: Cause) -> None:
-    assert cause.budget in ("oom", "crash", "preemption", "hang")
+    assert cause.budget in ("oom", "crash", "preemption", "hang", "leak")
 
 
 # --- commands -----------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from oomrun.core import batch
 from oomrun.core.errors import InfeasiblePlanError
 from oomrun.core.jobfile import load
 from oomrun.core.plan import DevicePlan, Plan
@@ -176,3 +177,14 @@ def test_a_limit_list_must_fit_the_devices() -> None:
     two = machine(gpu("GPU-1"), gpu("GPU-2"))
     with pytest.raises(InfeasiblePlanError, match="3 entries"):
         plan("memory: {limit: [1GiB, 2GiB, 3GiB]}", two)
+
+
+@pytest.mark.parametrize(
+    ("share", "size", "even"),
+    [
+        (4096, 570, 512), (4096, 4096, 4096), (4096, 5000, 4096), (100, 34, 25),
+        (96, 96, 96), (97, 48, 33), (7, 1, 1), (1, 1, 1),
+    ],
+)  # fmt: skip
+def test_passes_of_one_size(share: int, size: int, even: int) -> None:
+    assert batch.even_micro_batch(share, size) == even

@@ -165,3 +165,41 @@ def test_a_worker_that_cannot_start_is_our_side() -> None:
     decision = decide(ended(Cause.MISCONFIGURATION), state(), LIMITS)
     assert isinstance(decision, Fail)
     assert decision.exit_code == 4
+
+
+# -- leaks -----------------------------------------------------------------------------
+
+
+def leaking(grown: int, **fields: Any) -> JobState:
+    leak = ev.LeakFound(
+        at=1.0, attempt=1, device="cpu:0", step=80, bytes_per_step=1.0,
+        grown_bytes=grown, budget_bytes=1000, steps_left=9,
+    )  # fmt: skip
+    known = {"micro_batch_size": 64, "global_batch_size": 128, **fields}
+    return state(last_leak=leak, **known)
+
+
+@pytest.mark.parametrize(
+    ("grown", "fields", "limits", "size"),
+    [
+        (250, {}, LIMITS, None),  # a quarter of the budget is room enough
+        (249, {}, LIMITS, 32),
+        (10, {"micro_batch_size": 1}, LIMITS, None),
+        (10, {"micro_batch_size": None}, LIMITS, None),
+        (10, {}, replace(LIMITS, micro_batch_fixed=True), None),
+        (10, {}, replace(LIMITS, levers=()), None),
+    ],
+)
+def test_a_leak_is_given_room(
+    grown: int, fields: dict[str, Any], limits: Limits, size: int | None
+) -> None:
+    decision = decide(ended(Cause.LEAK), leaking(grown, **fields), limits)
+    assert isinstance(decision, Restart)
+    assert decision.micro_batch_size == size
+    assert decision.delay_s == 0
+
+
+def test_leaks_are_not_counted_against_any_limit() -> None:
+    used = dict.fromkeys(("oom", "crash", "preemption", "hang", "leak"), 10**6)
+    decision = decide(ended(Cause.LEAK), leaking(500, used=used), LIMITS)
+    assert isinstance(decision, Restart)

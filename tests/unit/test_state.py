@@ -153,3 +153,19 @@ def test_what_memory_is_made_of_is_known_until_another_model_comes() -> None:
     assert state.composition == seen
     assert state.after(fit(2, "a")).composition == seen
     assert state.after(fit(2, "b")).composition is None
+
+
+def leak(grown: int, steps_left: int = 5) -> ev.LeakFound:
+    return ev.LeakFound(
+        at=0, attempt=1, device="cpu:0", step=9, bytes_per_step=1.0,
+        grown_bytes=grown, budget_bytes=100, steps_left=steps_left,
+    )  # fmt: skip
+
+
+def test_what_a_leak_took_is_no_step_s_need() -> None:
+    seen = [started(), attempt(), progress(micro=64, peak=90), leak(grown=60)]
+    assert replay(seen).measured == {64: 30}
+    ran_out = [*seen[:3], oom(64), leak(grown=60, steps_left=0)]
+    state = replay(ran_out)
+    assert (state.measured, state.micro_batch_failed) == ({64: 30}, None)
+    assert replay([*ran_out, attempt(2)]).last_leak is None

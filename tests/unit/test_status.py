@@ -51,7 +51,7 @@ def test_json_of_a_completed_run() -> None:
     body = status_json(replay(scenarios.whole()))
     assert list(body) == KEYS
     assert body["state"] == "completed"
-    assert body["restarts"] == {"oom": 1, "crash": 0, "preemption": 0, "hang": 0}
+    assert body["restarts"] == dict(oom=1, crash=0, preemption=0, hang=0, leak=0)
     assert (body["oom_events"], body["in_process_recoveries"]) == (2, 1)
     assert (body["step"], body["samples"], body["epoch"]) == (100, 25600, 5)
     assert body["checkpoint"]["name"] == "step-00000040"

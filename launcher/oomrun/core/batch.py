@@ -6,7 +6,7 @@ Does not cover: what fits in memory (``memory.py``) and when to change (``policy
 
 from __future__ import annotations
 
-__all__ = ["accumulation_steps", "smaller_micro_batch"]
+__all__ = ["accumulation_steps", "even_micro_batch", "smaller_micro_batch"]
 
 
 def accumulation_steps(share: int, micro_batch_size: int) -> int:
@@ -14,6 +14,18 @@ def accumulation_steps(share: int, micro_batch_size: int) -> int:
     if micro_batch_size < 1:
         raise ValueError(f"micro_batch_size must be >= 1, got {micro_batch_size}")
     return -(-share // micro_batch_size)
+
+
+def even_micro_batch(share: int, micro_batch_size: int) -> int:
+    """A micro-batch, at most as large, that cuts ``share`` into passes of one size.
+
+    Where that would need more than half as many passes again, all but the last are.
+    """
+    passes = accumulation_steps(share, micro_batch_size)
+    for more in range(passes, passes * 3 // 2 + 1):
+        if share % more == 0:
+            return share // more
+    return -(-share // passes)
 
 
 def smaller_micro_batch(share: int, failed: int, largest_that_ran: int = 0) -> int:

@@ -11,8 +11,8 @@ import enum
 import signal as signals
 from dataclasses import dataclass
 
-from oomrun.core import command
-from oomrun.core.events import OomOccurred, ScriptEnded
+from oomrun.core import command, units
+from oomrun.core.events import LeakFound, OomOccurred, ScriptEnded
 from oomrun.core.oom_text import find_exhaustion, looks_like_device_oom
 
 __all__ = ["Cause", "Diagnosis", "Evidence", "diagnose"]
@@ -24,6 +24,7 @@ class Cause(str, enum.Enum):
     FINISHED = "finished"
     DEVICE_OOM = "device_oom"
     HOST_OOM = "host_oom"
+    LEAK = "leak"
     CRASH = "crash"
     KILLED = "killed"
     PREEMPTION = "preemption"
@@ -32,10 +33,10 @@ class Cause(str, enum.Enum):
 
     @property
     def budget(self) -> str:
-        """The budget of ``recovery.max_restarts`` that this cause counts against."""
+        """What its restarts count as; a key of ``recovery.max_restarts``, if any."""
         if self in (Cause.DEVICE_OOM, Cause.HOST_OOM):
             return "oom"
-        if self in (Cause.PREEMPTION, Cause.HANG):
+        if self in (Cause.PREEMPTION, Cause.HANG, Cause.LEAK):
             return str(self.value)
         return "crash"
 
@@ -49,6 +50,7 @@ class Evidence:
         signal: the signal's number, None when the process exited by itself.
         script: what the worker itself reported of the script's end.
         oom: the last memory exhaustion it reported in this attempt.
+        leak: what it reported of memory that grows, before it left.
         stop_requested: we asked it to checkpoint and stop.
         timed_out: we stopped it since it no longer reported anything.
         host_oom_kills: OOM kills that the kernel counted in our cgroup meanwhile.
@@ -63,6 +65,7 @@ class Evidence:
     signal: int | None = None
     script: ScriptEnded | None = None
     oom: OomOccurred | None = None
+    leak: LeakFound | None = None
     stop_requested: bool = False
     timed_out: bool = False
     host_oom_kills: int = 0
@@ -113,6 +116,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
             cause=Cause.PREEMPTION,
             summary="the worker was stopped before it could write a checkpoint",
         )
+    if evidence.leak is not None:
+        return _leak_reported(evidence.leak)
     if evidence.oom is not None and evidence.oom.recovery != "in_process":
         return _oom_reported(evidence.oom)
     if evidence.signal is not None:
@@ -172,6 +177,17 @@ def _oom_reported(oom: OomOccurred) -> Diagnosis:
     cause = Cause.HOST_OOM if oom.kind == "host" else Cause.DEVICE_OOM
     return Diagnosis(
         cause=cause, summary=f"{oom.device} ran out of memory{phase}{size}"
+    )
+
+
+def _leak_reported(leak: LeakFound) -> Diagnosis:
+    grown = units.format_bytes(leak.grown_bytes)
+    many = "step" if leak.steps_left == 1 else "steps"
+    end = f"it would have run out in about {leak.steps_left} {many}"
+    return Diagnosis(
+        cause=Cause.LEAK,
+        summary=f"memory of {leak.device} in use between steps grew by {grown} in this "
+        f"attempt: {end if leak.steps_left else 'it ran out'}",
     )
 
 

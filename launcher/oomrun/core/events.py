@@ -11,32 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 __all__ = [
-    "AttemptEnded",
-    "AttemptStarted",
-    "CheckpointFailed",
-    "CheckpointRejected",
-    "CheckpointSaved",
-    "DecisionMade",
-    "DeviceMemory",
-    "Event",
-    "FitEnded",
-    "FitStarted",
-    "MicroBatchChanged",
-    "MicroBatchPlanned",
-    "Noted",
-    "OomOccurred",
-    "PhaseChanged",
-    "Probed",
-    "Progressed",
-    "Restored",
-    "RunEnded",
-    "RunResumed",
-    "RunStarted",
-    "ScriptEnded",
-    "StateMeasured",
-    "Unknown",
+    "AttemptEnded", "AttemptStarted", "CheckpointFailed", "CheckpointRejected",
+    "CheckpointSaved", "DecisionMade", "DeviceMemory", "Event", "FitEnded",
+    "FitStarted", "LeakFound", "MicroBatchChanged", "MicroBatchPlanned", "Noted",
+    "OomOccurred", "PhaseChanged", "Probed", "Progressed", "Restored", "RunEnded",
+    "RunResumed", "RunStarted", "ScriptEnded", "StateMeasured", "Unknown",
     "WorkerReady",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +164,24 @@ class OomOccurred(Event):
     step: int
     message: str
     memory: tuple[DeviceMemory, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeakFound(Event):
+    """Memory in use between steps grows and will not last: the worker starts anew.
+
+    ``grown_bytes`` is how much more is in use than when the fit began, of the
+    ``budget_bytes`` that may be. ``steps_left`` is the forecast; 0: it has run out.
+    """
+
+    type: ClassVar[str] = "leak_found"
+    attempt: int
+    device: str
+    step: int
+    bytes_per_step: float
+    grown_bytes: int
+    budget_bytes: int
+    steps_left: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,6 +87,9 @@ def decide(
         return Stop(reason=diagnosis.summary)
     if cause is Cause.MISCONFIGURATION:
         return Fail(reason=diagnosis.summary, exit_code=4)
+    if cause is Cause.LEAK:
+        # Not counted: memory can only grow where training moves.
+        return _after_leak(diagnosis, state, limits)
     used = state.budget_used[cause.budget]
     allowed = limits.max_restarts.get(cause.budget, 0)
     if allowed is not None and used >= allowed:
@@ -167,6 +170,28 @@ def _after_device_oom(
     return Restart(
         reason=f"{diagnosis.summary}: micro-batch {failed} -> {smaller} "
         f"x {steps} (global {share})",
+        micro_batch_size=smaller,
+    )
+
+
+# Below this share of the budget what grows has so little room that restarts would come
+# soon one after the other: then a smaller micro-batch makes more.
+_ROOM = 0.25
+
+
+def _after_leak(diagnosis: Diagnosis, state: JobState, limits: Limits) -> Decision:
+    leak, size = state.last_leak, state.micro_batch_size
+    may = "micro_batch" in limits.levers and not limits.micro_batch_fixed
+    if leak is None or not size or size < 2 or not may:
+        return Restart(reason=diagnosis.summary)
+    if leak.grown_bytes >= _ROOM * leak.budget_bytes:
+        return Restart(reason=diagnosis.summary)
+    share = max(state.global_batch_size or 0, size)
+    smaller = batch.smaller_micro_batch(share, size)
+    steps = batch.accumulation_steps(share, smaller)
+    return Restart(
+        reason=f"{diagnosis.summary}. To leave it more room: micro-batch {size} -> "
+        f"{smaller} x {steps} (global {share})",
         micro_batch_size=smaller,
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from oomrun.core.batch import accumulation_steps
+from oomrun.core.batch import accumulation_steps, even_micro_batch
 from oomrun.core.memory import MemoryModel
 from oomrun.core.units import format_bytes
 
@@ -38,6 +38,8 @@ class Asked:
         trials_left: how many sizes may still be tried.
         failed: the smallest size that ran out of memory; None while none did.
         remembered: whether the sizes that ran are those of an earlier training.
+        even: whether each other size costs a compilation, so that passes are to be of
+            one size.
     """
 
     samples: int
@@ -46,6 +48,7 @@ class Asked:
     trials_left: int
     failed: int | None = None
     remembered: bool = False
+    even: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +131,8 @@ def _far_below(known: MemoryModel, size: int, budget: int) -> bool:
 
 
 def _settled(known: MemoryModel, size: int, asked: Asked) -> Settled:
+    if asked.even:
+        size = even_micro_batch(asked.samples, size)
     passes = accumulation_steps(asked.samples, size)
     peak = known.predict(size)
     needs = "" if peak is None else f"needs up to {format_bytes(peak.high_bytes)}"

@@ -19,7 +19,7 @@ from oomrun.core.tally import Tally
 __all__ = ["RESTART_CAUSES", "Checkpoint", "JobState", "replay"]
 
 #: The causes that restarts are counted by, in status, metrics and budgets.
-RESTART_CAUSES = ("oom", "crash", "preemption", "hang")
+RESTART_CAUSES = ("oom", "crash", "preemption", "hang", "leak")
 
 _NO_RESTARTS: Mapping[str, int] = MappingProxyType(dict.fromkeys(RESTART_CAUSES, 0))
 _TERMINAL = frozenset({"completed", "failed", "preempted"})
@@ -109,6 +109,7 @@ class JobState:
     last_decision: str = ""
     script: ev.ScriptEnded | None = None
     last_oom: ev.OomOccurred | None = None
+    last_leak: ev.LeakFound | None = None
     notes: tuple[tuple[str, str], ...] = ()
     tally: Tally = field(default_factory=Tally)
 
@@ -145,6 +146,8 @@ class JobState:
                 )
             case ev.OomOccurred():
                 return state_memory.out_of_memory(state, event)
+            case ev.LeakFound():
+                return state_memory.leak_found(state, event)
             case ev.Probed():
                 return state_memory.probed(state, event)
             case ev.StateMeasured():
@@ -239,6 +242,7 @@ def _attempt_started(state: JobState, event: ev.AttemptStarted) -> JobState:
         plan=event.plan,
         script=None,
         last_oom=None,
+        last_leak=None,
         memory={},
         global_batch_size=batch or state.global_batch_size,
         step_at_attempt_start=state.step,

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from oomrun.core.state import JobState
 
 __all__ = [
-    "measured", "micro_batch_changed", "micro_batch_planned", "out_of_memory", "peaks",
-    "planned_limit_bytes", "probed", "unreported_oom",
+    "leak_found", "measured", "micro_batch_changed", "micro_batch_planned",
+    "out_of_memory", "peaks", "planned_limit_bytes", "probed", "unreported_oom",
 ]  # fmt: skip
 
 _OOM_CAUSES = frozenset({"device_oom", "host_oom"})
@@ -100,6 +100,21 @@ def out_of_memory(state: JobState, event: ev.OomOccurred) -> JobState:
         micro_batch_failed=failed,
         last_oom=event,
         memory={**state.memory, **{d.device: d for d in event.memory}},
+    )
+
+
+def leak_found(state: JobState, event: ev.LeakFound) -> JobState:
+    """What was in use between steps is not what a step needs."""
+    size, measured = state.micro_batch_size, dict(state.measured)
+    if size in measured:
+        measured[size] = max(1, measured[size] - event.grown_bytes)
+    failed = state.micro_batch_failed
+    return replace(
+        state,
+        last_leak=event,
+        measured=measured,
+        # It had run: had nothing grown, it would run on.
+        micro_batch_failed=None if failed in measured else failed,
     )
 
 

@@ -25,7 +25,7 @@ __all__ = ["ADAPTATIONS", "IN_PROCESS", "LOSS_REASONS", "RECOVERY_REASONS", "Tal
 
 #: Why steps are lost: what made the restart necessary, or that a new supervisor took
 #: over.
-LOSS_REASONS = ("oom", "crash", "preemption", "hang", "resume")
+LOSS_REASONS = ("oom", "crash", "preemption", "hang", "leak", "resume")
 #: The recovery that needs no restart.
 IN_PROCESS = "in_process"
 #: What a run recovers from. After a resume nobody knows how long it lay still.
@@ -33,6 +33,7 @@ RECOVERY_REASONS = (IN_PROCESS, *LOSS_REASONS[:-1])
 #: Every change of settings there is: what, in which direction, and why.
 ADAPTATIONS = (
     ("micro_batch", "shrink", "oom"),
+    ("micro_batch", "shrink", "leak"),
     ("micro_batch", "grow", "headroom"),
     ("evaluation_batch", "shrink", "oom"),
     ("evaluation_batch", "grow", "headroom"),
@@ -144,6 +145,7 @@ def _heard_of(event: ev.Event) -> int | None:
             ev.FitStarted()
             | ev.Progressed()
             | ev.PhaseChanged()
+            | ev.LeakFound()
             | ev.Probed()
             | ev.StateMeasured()
             | ev.MicroBatchPlanned()
@@ -214,12 +216,12 @@ def _micro_batch_changed(tally: Tally, event: ev.MicroBatchChanged) -> Tally:
     training = event.phase not in _WITHOUT_TRAINING
     action = "micro_batch" if training else "evaluation_batch"
     if event.new != event.old:
-        tally = _adapted(tally, action, shrink=event.new < event.old)
+        tally = _adapted(tally, action, "oom", shrink=event.new < event.old)
     return _at_micro_batch(tally, event.new) if training else tally
 
 
-def _adapted(tally: Tally, action: str, *, shrink: bool) -> Tally:
-    key = (action, *(("shrink", "oom") if shrink else ("grow", "headroom")))
+def _adapted(tally: Tally, action: str, why: str, *, shrink: bool) -> Tally:
+    key = (action, *(("shrink", why) if shrink else ("grow", "headroom")))
     count = tally.adaptations.get(key, 0) + 1
     return replace(tally, adaptations={**tally.adaptations, key: count})
 
@@ -233,5 +235,7 @@ def _decided(tally: Tally, event: ev.DecisionMade) -> Tally:
     size, before = event.micro_batch_size, tally.micro_batch_size
     if size is None or size == before:
         return tally
-    tally = _adapted(tally, "micro_batch", shrink=before is None or size < before)
+    why = "leak" if cause == "leak" else "oom"
+    shrink = before is None or size < before
+    tally = _adapted(tally, "micro_batch", why, shrink=shrink)
     return _at_micro_batch(tally, size)

@@ -62,6 +62,8 @@ def _describe(event: ev.Event, state: JobState) -> str | None:
             return progress(state)
         case ev.OomOccurred():
             return _oom(event)
+        case ev.LeakFound():
+            return _leak(event)
         case ev.Probed():
             return _probed(event)
         case ev.MicroBatchPlanned():
@@ -104,7 +106,12 @@ def _describe(event: ev.Event, state: JobState) -> str | None:
 def level(event: ev.Event) -> str:
     """``info``, ``warning`` or ``error``."""
     match event:
-        case ev.OomOccurred() | ev.CheckpointFailed() | ev.CheckpointRejected():
+        case (
+            ev.OomOccurred()
+            | ev.LeakFound()
+            | ev.CheckpointFailed()
+            | ev.CheckpointRejected()
+        ):
             return "warning"
         case ev.ScriptEnded() if event.outcome == "raised":
             return "warning" if event.oom else "error"
@@ -117,6 +124,17 @@ def level(event: ev.Event) -> str:
             return "error"
         case _:
             return "info"
+
+
+def _leak(event: ev.LeakFound) -> str:
+    text = (
+        f"memory leak: {units.format_bytes(event.grown_bytes)} more are in use on "
+        f"{event.device} between steps than when the fit began, "
+        f"{units.format_bytes(int(event.bytes_per_step))} a step; "
+    )
+    if event.steps_left:
+        text += f"it would run out in about {event.steps_left} steps, so "
+    return text + "the worker saves and is started again"
 
 
 def _probed(event: ev.Probed) -> str:

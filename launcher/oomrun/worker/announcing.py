@@ -1,9 +1,10 @@
-"""Telling the supervisor of a fit that begins, and of the micro-batch it will use."""
+"""Telling the supervisor of a fit: its beginning, its micro-batch, its progress."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -18,7 +19,18 @@ from oomrun.worker.fit_call import FitCall
 if TYPE_CHECKING:
     from oomrun.worker.session import Session
 
-__all__ = ["fit_started", "micro_batch_planned", "state_measured"]
+__all__ = [
+    "Window", "fit_started", "micro_batch_planned", "progressed", "state_measured",
+]  # fmt: skip
+
+
+@dataclass
+class Window:
+    """The steps since the last report."""
+
+    began: float = field(default_factory=time.monotonic)
+    steps: int = 0
+    seconds: float = 0.0
 
 
 def fit_started(
@@ -116,3 +128,40 @@ def micro_batch_planned(
             predicted_peak_high_bytes=None if peak is None else peak.high_bytes,
         )
     )
+
+
+def progressed(
+    session: Session, window: Window, samples: int, loss: float | None
+) -> None:
+    """Reports where training is, with the peaks since the last report.
+
+    Args:
+        session: the training.
+        window: one step at least.
+        samples: rows of a global batch.
+        loss: the last step's, if it is known.
+    """
+    call, sizes = session.fit, session.micro_batches
+    micro = sizes.size(samples) if call is None or call.managed else samples
+    memory = devices.read_memory(session.launch.plan)
+    for device in memory:
+        if call is not None and device.peak_bytes is not None:
+            sizes.note_peak(micro, device.peak_bytes)
+    session.channel.send(
+        ev.Progressed(
+            at=time.time(),
+            attempt=session.launch.attempt,
+            fit=call.number if call else 0,
+            step=session.step,
+            samples=session.samples,
+            epoch=call.epoch + 1 if call else 0,
+            step_in_epoch=call.batches if call else session.step,
+            loss=loss,
+            window_steps=window.steps,
+            step_s=window.seconds / window.steps,
+            global_batch_size=samples,
+            micro_batch_size=micro,
+            memory=memory,
+        )
+    )
+    devices.reset_peaks(session.launch.plan)

@@ -41,3 +41,11 @@ class FitCall:
     announced: bool = False
     managed: bool = True
     loop: Callable[[], dict[str, Any]] | None = None
+
+    @property
+    def steps_to_come(self) -> int | None:
+        """Optimizer steps until its end; None where an epoch's length is not known."""
+        length: int | None = getattr(self.iterator, "num_batches", None)
+        if not length:
+            return None
+        return max(0, (self.epochs - self.epoch) * length - self.batches)

@@ -140,6 +140,8 @@ class Training:
         if undone:
             step.snapshot.restore()
         phase = "apply" if applying else "gradients"
+        if undone and self._first and size in session.micro_batches.measured:
+            session.leave_if_leaking(size, phase, message)
         if samples > 1 and not self._may_cut(step, data):
             session.micro_batches.report(size, phase, message, recovery="none")
         elif session.micro_batches.shrink(size, samples, phase, message, safe=undone):

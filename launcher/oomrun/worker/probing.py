@@ -54,7 +54,9 @@ class Prober:
         self._session, self._model, self._function = session, model, function
         self._plan = session.launch.plan
         self._tried = function.for_trials()
-        self._ordered = False
+        self._ordered = self._suits = False
+        self._from_graph: dict[int, int] = {}
+        self._graph_function: Any = None
         self.graph: dict[int, static.GraphPeak] = {}
 
     def settle(
@@ -62,15 +64,19 @@ class Prober:
         data: Any,
         samples: int,
         may_cut: Callable[[], bool],
+        larger: float = 1.0,
         *,
         at_least_one: bool = False,
     ) -> Found | None:
         """Tries sizes on ``data`` until one is found to train with.
 
+        To be called again for a batch of more rows, or of larger ones.
+
         Args:
             data: an eager batch.
             samples: its rows.
             may_cut: whether batches can be cut; asked only if they may have to be.
+            larger: how much larger its samples are than those of the call before.
             at_least_one: try one also where it surely fits, unless one was measured.
 
         Returns:
@@ -78,10 +84,16 @@ class Prober:
             where to begin.
         """
         sizes = self._session.micro_batches
-        from_graph, suits = self._from_graph(data, samples)
+        rest = self._at_rest_bytes()
+        # Where a step compiled by XLA runs out of memory nothing can be put back.
+        trials = 0 if self._function.by_xla else TRIALS
+        if larger > 1:
+            self._samples_grew(samples, larger, rest)
+        else:
+            self._ask_graph(data, samples)
+        from_graph, suits = self._from_graph, self._suits
         if not from_graph and not sizes.measured:
             return None  # trials from nothing would end far below what fits
-        rest, trials = self._at_rest_bytes(), TRIALS
         remembered = bool(sizes.measured)
         unproven: set[int] = set()  # sizes that no step in parts was taken at
         while True:
@@ -99,6 +111,7 @@ class Prober:
                 trials_left=trials,
                 failed=sizes.failed,
                 remembered=remembered,
+                even=self._function.by_xla,
             )
             step = probing.next_step(known, asked)
             if (
@@ -124,7 +137,7 @@ class Prober:
             if perhaps and size < samples and not sizes.measured:
                 # A small batch, taken whole, says what a part of that size will need,
                 # and whether there will have to be parts at all.
-                small = self._tried.for_any_rows()
+                small = self._tried.for_spec(slicing.with_any_rows)
                 few, more = slicing.cut(data, 0, size), 2 * self._gradient_bytes()
                 self.attempt(few, size, size, function=small, more=more)
                 unproven.add(size)
@@ -134,21 +147,45 @@ class Prober:
             else:
                 return None
 
-    def _from_graph(self, data: Any, samples: int) -> tuple[dict[int, int], bool]:
+    def _ask_graph(self, data: Any, samples: int) -> None:
         """The graph's peaks, and whether its operations can be run one at a time."""
-        function = self._function.graph_function()
+        function = self._graph_function = self._graph_for(data)
         if function is None:
-            return {}, False
-        suits = pool.limit_bytes() is not None and executor.suits(function.graph)
+            self._from_graph, self._suits = {}, False
+            return
+        limited = pool.limit_bytes() is not None and not self._function.by_xla
+        self._suits = limited and executor.suits(function.graph)
+        self.graph = {}  # of another shape
         self.look_at_graph(data, [samples])
-        return {size: peak.bytes for size, peak in self.graph.items()}, suits
+        self._from_graph = {size: peak.bytes for size, peak in self.graph.items()}
+
+    def _graph_for(self, data: Any) -> Any:
+        """The graph of a step over batches like ``data``; None where there is none."""
+        # One for sequences of any length says nothing of how long they are.
+        known = self._function.for_spec(lambda spec: slicing.with_shapes_of(spec, data))
+        return known.without_xla().graph_function()
 
     def look_at_graph(self, data: Any, sizes: Iterable[int]) -> None:
         """Adds what the graph says of batches of so many rows to ``graph``."""
-        function = self._function.graph_function()
+        if self._graph_function is None:
+            self._graph_function = self._graph_for(data)
+        function = self._graph_function
         missing = [size for size in dict.fromkeys(sizes) if size not in self.graph]
         if function is not None and missing:
             self.graph |= static.peaks(function, data, missing)
+
+    def _samples_grew(self, samples: int, larger: float, rest: int) -> None:
+        """Longer sequences, larger images: a first guess instead of what is known.
+
+        As much more as the samples are larger. To trace a graph for each length would
+        take seconds; trials will show how far off it is.
+        """
+        sizes = self._session.micro_batches
+        before = max(self._from_graph.values(), default=0)
+        for size, peak in sizes.measured.items():
+            before = max(before, int((peak - rest) * samples / size))
+        self._from_graph = {samples: int(before * larger)} if before else {}
+        sizes.samples_grew()
 
     def _at_rest_bytes(self) -> int:
         """In use before a step, with the gradients that every step holds."""

@@ -45,6 +45,7 @@ class MicroBatches:
         self._model = ""
         self._others: dict[str, tuple[dict[int, int], int | None]] = {}
         self.measured: dict[int, int] = {}
+        self._earlier: dict[int, int] = {}  # of them, those of earlier runs
         self.failed: int | None = None
         self._ran: dict[str, int] = {"gradients": 0, "evaluate": 0}
         self.step = 0
@@ -77,14 +78,25 @@ class MicroBatches:
         self._limits["gradients"] = self._planned
         self._ran["gradients"] = 0
         self.measured, self.failed = self._others.get(known, ({}, None))
+        self._earlier = {}
         before = settings.profile_key or f"fit {settings.fit}"
         if known == before:
             self.measured = dict(settings.measured)
+            self._earlier = dict(settings.measured)
             self.failed = settings.micro_batch_failed
 
     def note_peak(self, size: int, peak_bytes: int) -> None:
         """A step of the current model at ``size`` samples a pass took so much."""
         self.measured[size] = max(self.measured.get(size, 0), peak_bytes)
+
+    def note_earlier_peak(self, size: int, peak_bytes: int) -> None:
+        """The same of an earlier run, which has seen all of the data's shapes."""
+        self._earlier[size] = max(self._earlier.get(size, 0), peak_bytes)
+        self.note_peak(size, peak_bytes)
+
+    def samples_grew(self) -> None:
+        """What this process has measured was of smaller samples than those to come."""
+        self.measured = dict(self._earlier)
 
     def note_failed(self, size: int) -> None:
         """A step of the current model at ``size`` samples a pass ran out of memory."""

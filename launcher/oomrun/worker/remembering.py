@@ -51,7 +51,7 @@ def take(channel: Channel, key: str, sizes: MicroBatches) -> None:
     """Adds what the supervisor remembers under ``key`` to what this run knows."""
     answer = channel.remembered(key, _ANSWER_S)
     for size, peak in answer.get("measured", ()):
-        sizes.note_peak(size, peak)
+        sizes.note_earlier_peak(size, peak)
     failed = answer.get("failed")
     if failed is not None:
         sizes.note_failed(failed)

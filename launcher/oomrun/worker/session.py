@@ -15,7 +15,6 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from oomrun.core import events as ev
@@ -29,6 +28,7 @@ from oomrun.worker import (
 )
 from oomrun.worker.channel import Channel
 from oomrun.worker.fit_call import FitCall
+from oomrun.worker.leaking import LeakWatch
 from oomrun.worker.recovery import MicroBatches
 from oomrun.worker.store import Store
 
@@ -38,15 +38,6 @@ _PROGRESS_EVERY_S = 0.25
 EXIT_STOPPED, EXIT_RESTART = 75, 70
 
 
-@dataclass
-class _Window:
-    """The steps since the last report."""
-
-    began: float = field(default_factory=time.monotonic)
-    steps: int = 0
-    seconds: float = 0.0
-
-
 class Session:
     """The training of one script in one process."""
 
@@ -54,10 +45,11 @@ class Session:
         self.launch = launch
         self.channel = channel
         self.micro_batches = MicroBatches(launch, channel)
+        self.leaks = LeakWatch(launch)
         self.fit: FitCall | None = None
         self.step = self.samples = 0
         self._fits = 0
-        self._window = _Window()
+        self._window = announcing.Window()
         self._loss: float | None = None
         self._batch = 0
         self._global_batch_size = launch.global_batch_size
@@ -98,6 +90,7 @@ class Session:
         """The next call of ``fit``; ``saved`` says from where it goes on."""
         self.settle()
         self._fits += 1
+        self.leaks.follow(model)
         call = FitCall(
             number=self._fits, fingerprint=fingerprint, model=model, epochs=epochs
         )
@@ -260,13 +253,19 @@ class Session:
             self._report_progress()
         stopping = self.channel.stop_requested.is_set()
         call = self.fit
-        if call is None or not (self._due or stopping):
+        if call is None:
+            return
+        leak = self.leaks.after_step(self.step, call.steps_to_come)
+        if not (self._due or stopping or leak):
             return
         self._loss = _finite(loss)
         self._report_progress()
-        self._save_step(call, "stop" if stopping else self._due)
+        self._save_step(call, "stop" if stopping else "leak" if leak else self._due)
         if stopping:
             self.leave_stopped()
+        if leak is not None:
+            self.channel.send(leak)
+            self.leave_for_restart()
 
     def _why_save(self, step: int) -> str:
         """Why a checkpoint is due after ``step``, or an empty string."""
@@ -281,32 +280,11 @@ class Session:
         return ""
 
     def _report_progress(self) -> None:
-        window, call = self._window, self.fit
-        if window.steps == 0:
+        if self._window.steps == 0:
             return
-        managed = call is None or call.managed
-        memory = devices.read_memory(self.launch.plan)
-        size = (call and self._global_batch_size) or self._batch
-        micro = self.micro_batches.size(size) if managed else size
-        for device in memory:
-            if call is not None and device.peak_bytes is not None:
-                self.micro_batches.note_peak(micro, device.peak_bytes)
-        self._send(
-            ev.Progressed,
-            fit=call.number if call else 0,
-            step=self.step,
-            samples=self.samples,
-            epoch=call.epoch + 1 if call else 0,
-            step_in_epoch=call.batches if call else self.step,
-            loss=self._loss,
-            window_steps=window.steps,
-            step_s=window.seconds / window.steps,
-            global_batch_size=size,
-            micro_batch_size=micro,
-            memory=memory,
-        )
-        devices.reset_peaks(self.launch.plan)
-        self._window = _Window()
+        size = (self.fit and self._global_batch_size) or self._batch
+        announcing.progressed(self, self._window, size, self._loss)
+        self._window = announcing.Window()
 
     # -- checkpoints -----------------------------------------------------------
 
@@ -364,6 +342,22 @@ class Session:
         """Ends the process before the first step: all that was asked for is known."""
         self._send(ev.ScriptEnded, rank=self.launch.rank, outcome="exited", exit_code=0)
         self._leave(0)
+
+    def leave_if_leaking(self, size: int, phase: str, message: str) -> None:
+        """Starts anew where a step does not fit only since memory was not given back.
+
+        Args:
+            size: the micro-batch that ran out of memory; it had run before.
+            phase: gradients or apply.
+            message: TensorFlow's text.
+        """
+        leak = self.leaks.explains_exhaustion()
+        if leak is not None:
+            self.micro_batches.report(size, phase, message, recovery="restart")
+            self._report_progress()  # its peaks hold what has grown
+            self.channel.send(leak)
+            self.emergency_checkpoint()
+            self.leave_for_restart()
 
     def leave_for_restart(self) -> NoReturn:
         """Ends the process since it cannot go on."""

@@ -28,6 +28,9 @@ def _loss(logs: Any) -> Any:
     return logs.get("loss") if isinstance(logs, dict) else None
 
 
+# A batch whose samples are so much larger than any before (longer sequences, larger
+# images) is looked at anew.
+_LARGER = 1.15
 _BATCH_NORM_REFUSED = step.Cut(
     Separability.NONE,
     "it has BatchNormalization, and the job file says `batch_norm: refuse`",
@@ -51,7 +54,10 @@ class TrainFunction:
         self._original: Any = None
         self._function: step.StepFunction | None = None
         self._said = False
-        self._probed = 0  # rows of the largest batch that a size was found for
+        self._prober: Prober | None = None
+        self._planned = False
+        # Rows, and bytes of a row, of the largest batch that a size was found for.
+        self._probed, self._probed_row = 0, 0.0
 
     def __call__(self, iterator: Any) -> Any:
         logs = None
@@ -124,24 +130,33 @@ class TrainFunction:
     def _probe(self, data: Any, samples: int) -> None:
         """Looks for the micro-batch before the first step, anew for a larger batch."""
         sizes = self._session.micro_batches
-        if samples <= self._probed:
-            return
-        self._probed = samples
         session, model, function = self._session, self._model, self._function
         assert function is not None
-        prober, found = None, None
         if session.launch.measure:
             prober = Prober(session, model, function)
             measuring.measure(
                 session, prober, model, data, samples, lambda: self._may_cut(data)
             )
-        if sizes.probes:
-            prober = Prober(session, model, function)
-            found = prober.settle(data, samples, lambda: self._may_cut(data))
-        announcing.state_measured(
-            session, model, data, samples, prober.graph if prober else {}
+        if not sizes.probes:
+            if samples > self._probed:
+                self._probed = samples
+                announcing.state_measured(session, model, data, samples, {})
+            return
+        row = slicing.bytes_of_a_row(data)
+        larger = row / self._probed_row if self._probed_row else 1.0
+        if samples <= self._probed and larger <= _LARGER:
+            return
+        self._probed = max(self._probed, samples)
+        self._probed_row = max(self._probed_row, row)
+        before = sizes.size(samples)
+        if self._prober is None:
+            self._prober = Prober(session, model, function)
+        found = self._prober.settle(
+            data, samples, lambda: self._may_cut(data), max(1.0, larger)
         )
-        if found is not None:
+        announcing.state_measured(session, model, data, samples, self._prober.graph)
+        if found is not None and (not self._planned or found.size != before):
+            self._planned = True
             announcing.micro_batch_planned(
                 session, found.size, samples, found.reason, found.peak
             )
@@ -189,6 +204,8 @@ class TrainFunction:
         if undone:
             function.snapshot.restore()
         phase = "apply" if function.at_last_optimizer else "gradients"
+        if undone and size in session.micro_batches.measured:
+            session.leave_if_leaking(size, phase, message)
         if samples > 1 and not function.lost and not self._may_cut(data):
             session.micro_batches.report(size, phase, message, recovery="none")
         elif session.micro_batches.shrink(size, samples, phase, message, safe=undone):

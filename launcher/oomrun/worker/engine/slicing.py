@@ -62,6 +62,40 @@ def batch_size(data: Any) -> int:
     return int(rows(data))
 
 
+def with_any_rows(spec: Any) -> Any:
+    """``spec`` of a batch, for batches of all sizes."""
+
+    def relaxed(part: Any) -> Any:
+        if not isinstance(part, tf.TensorSpec) or not part.shape.rank:
+            return part
+        return tf.TensorSpec([None, *part.shape[1:]], part.dtype, part.name)
+
+    return keras.tree.map_structure(relaxed, spec)
+
+
+def with_shapes_of(spec: Any, data: Any) -> Any:
+    """``spec`` of a batch, with each dimension but the rows as ``data`` has it."""
+
+    def known(part: Any, value: Any) -> Any:
+        plain = isinstance(part, tf.TensorSpec) and isinstance(value, tf.Tensor)
+        if not plain or not part.shape.rank or part.shape.rank != value.shape.rank:
+            return part
+        shape = [part.shape[0], *value.shape[1:]]
+        return tf.TensorSpec(shape, part.dtype, part.name)
+
+    return keras.tree.map_structure(known, spec, data)
+
+
+def bytes_of_a_row(data: Any) -> float:
+    """Bytes of one sample of an eager batch, on average; 0 of what is no tensor."""
+    held = 0
+    for value in keras.tree.flatten(data):
+        flat = value.flat_values if isinstance(value, tf.RaggedTensor) else value
+        if isinstance(flat, tf.Tensor):
+            held += int(flat.shape.num_elements()) * flat.dtype.size
+    return held / max(1, batch_size(data))
+
+
 def known_rows(data: Any) -> int | None:
     """Samples in a batch where its static shape tells them."""
     shape = _first(data).shape

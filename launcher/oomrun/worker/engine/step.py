@@ -77,10 +77,17 @@ class StepFunction:
     Args:
         model: a built and compiled Keras model, see ``models.cannot_step``.
         cut_as: another step of it, which says how batches are cut.
+        xla: whether XLA compiles it, where the model asks for that.
+
+    Attributes:
+        by_xla: whether it does.
     """
 
-    def __init__(self, model: Any, cut_as: StepFunction | None = None) -> None:
+    def __init__(
+        self, model: Any, cut_as: StepFunction | None = None, *, xla: bool = True
+    ) -> None:
         self._model, self._cut_as = model, cut_as
+        self.by_xla = xla and bool(model.jit_compile) and not model.run_eagerly
         self.snapshot = Snapshot(model)
         self._line = Line()
         self._flags = Flags(model)
@@ -207,9 +214,10 @@ class StepFunction:
     def graph_function(self) -> Any:
         """The concrete function of the whole step for batches of any size.
 
-        None where there is none: of steps that are run eagerly, or by XLA.
+        It needs this object to live on. None where there is none: of steps that are
+        run eagerly, or by XLA.
         """
-        if self._model.run_eagerly or self._model.jit_compile or self._spec is None:
+        if self._model.run_eagerly or self.by_xla or self._spec is None:
             return None
         self._trace("whole", self._whole)
         whole: Any = self._whole
@@ -217,6 +225,10 @@ class StepFunction:
             return whole.get_concrete_function(self._spec)
         except (TypeError, ValueError):
             return None
+
+    def without_xla(self) -> StepFunction:
+        """The same step as XLA is given it."""
+        return self._another(self._spec, xla=False) if self.by_xla else self
 
     def for_trials(self) -> StepFunction:
         """A step of the same model that may be taken and undone.
@@ -229,14 +241,16 @@ class StepFunction:
             return self
         return self._another(self._spec)
 
-    def for_any_rows(self) -> StepFunction:
-        """A step of the same model that is traced once for batches of all sizes."""
-        relaxed = keras.tree.map_structure(_of_any_rows, self._spec)
-        alike = keras.tree.flatten(relaxed) == keras.tree.flatten(self._spec)
-        return self if self._spec is None or alike else self._another(relaxed)
+    def for_spec(self, change: Callable[[Any], Any]) -> StepFunction:
+        """A step of the same model for batches of another spec, made from its own."""
+        if self._spec is None:
+            return self
+        spec = change(self._spec)
+        alike = keras.tree.flatten(spec) == keras.tree.flatten(self._spec)
+        return self if alike else self._another(spec)
 
-    def _another(self, spec: Any) -> StepFunction:
-        other = StepFunction(self._model, cut_as=self)
+    def _another(self, spec: Any, *, xla: bool = True) -> StepFunction:
+        other = StepFunction(self._model, cut_as=self, xla=xla)
         other.trace_for(spec)
         return other
 
@@ -249,7 +263,7 @@ class StepFunction:
             whole: also those of a step over a whole batch. Its graph has more in it
                 than a part's, the optimizer's branches for one, so ask ``suits``.
         """
-        if self._model.run_eagerly or self._model.jit_compile:
+        if self._model.run_eagerly or self.by_xla:
             return
         self._whole_in_order = self._whole_in_order or whole
         if self._in_order:
@@ -303,9 +317,7 @@ class StepFunction:
             in_order = executor.in_order() if self._whole_in_order else None
             # XLA is given the variables' own memory to write to: where it fails, they
             # may hold anything. Measured: weights that were no numbers.
-            self._at_once = bool(
-                self._model.jit_compile and not self._model.run_eagerly
-            )
+            self._at_once = self.by_xla
             with in_order or contextlib.nullcontext():
                 logs: Logs = self._whole(data)
             self._at_once = False
@@ -332,7 +344,7 @@ class StepFunction:
 
     def _by_xla(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """The pass compiled by XLA where the model asks for it, or as it is."""
-        if self._model.run_eagerly or not self._model.jit_compile:
+        if not self.by_xla:
             return step
         return tf.function(  # type: ignore[no-any-return]
             tf.autograph.experimental.do_not_convert(step),
@@ -343,7 +355,7 @@ class StepFunction:
     def _whole_step(self, data: Any) -> Logs:
         self._begin()
         on_apply: Callable[[Apply], None] = self._apply
-        if self._model.jit_compile and not self._model.run_eagerly:
+        if self.by_xla:
             # All of it is one operation.
             on_apply = _apply_at_once
 
@@ -375,12 +387,6 @@ class StepFunction:
         self._optimizers = max(self._optimizers, call.index + 1)
         with self._line.after(given) as behind:
             call.really(behind)
-
-
-def _of_any_rows(spec: Any) -> Any:
-    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
-        return spec
-    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype, spec.name)
 
 
 _COMPARES = (
