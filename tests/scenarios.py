@@ -100,6 +100,26 @@ def oom(
     )
 
 
+def state_measured(**changes: Any) -> ev.StateMeasured:
+    """A model of 10 MiB with Adam, on batches of 64 samples of 1 MiB."""
+    known: dict[str, Any] = {
+        "at": START + 4,
+        "attempt": 1,
+        "fit": 1,
+        "global_batch_size": 64,
+        "trained_bytes": 10 * MIB,
+        "fixed_bytes": 2 * MIB,
+        "optimizer_bytes": 20 * MIB,
+        "metrics_bytes": 1 * MIB,
+        "input_bytes": 64 * MIB,
+        "rest_bytes": 100 * MIB,
+        "graph_sizes": (64, 16),
+        "graph_peaks": (394 * MIB, 142 * MIB),
+        "graph_activations": (320 * MIB, 80 * MIB),
+    }
+    return ev.StateMeasured(**{**known, **changes})
+
+
 def opening() -> list[ev.Event]:
     """Up to the first step that trains, after an OOM that needed no restart."""
     return [

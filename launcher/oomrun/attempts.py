@@ -38,7 +38,8 @@ _MOST_WARNINGS = 3
 # What a worker may tell. Decisions and ends are ours alone.
 _FROM_WORKERS = (
     ev.WorkerReady, ev.FitStarted, ev.Progressed, ev.PhaseChanged, ev.OomOccurred,
-    ev.LeakFound, ev.Probed, ev.MicroBatchPlanned, ev.MicroBatchChanged,
+    ev.LeakFound, ev.Probed, ev.StateMeasured, ev.MicroBatchPlanned,
+    ev.MicroBatchChanged,
     ev.CheckpointSaved, ev.CheckpointFailed, ev.CheckpointRejected, ev.Restored,
     ev.Noted, ev.FitEnded, ev.ScriptEnded,
 )  # fmt: skip

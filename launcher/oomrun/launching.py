@@ -73,6 +73,7 @@ class Job:
         environment: our own, which the worker's is made from.
         fresh: set an earlier run in the folder aside and start over.
         allow_changes: go on although the mathematics changed.
+        measure: train nothing; see ``measuring``.
         worker_argv: the worker program; tests put their own here.
         timing: how long to wait for what.
         owns_process: all children of this process are the run's.
@@ -86,6 +87,7 @@ class Job:
     environment: Mapping[str, str]
     fresh: bool = False
     allow_changes: bool = False
+    measure: bool = False
     worker_argv: tuple[str, ...] = WORKER_ARGV
     timing: Timing = field(default_factory=Timing)
     owns_process: bool = False
@@ -147,6 +149,7 @@ def make_launch(
         last_step=state.last_training_step,
         batch_norm=spec.batch.batch_norm,
         probe=spec.memory.probe == "auto" and shrinks,
+        measure=job.measure,
         measured=state.measured,
         micro_batch_failed=planning.known_to_fail(state, plan.devices[0].limit_bytes),
         environment=environment,

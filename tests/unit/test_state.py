@@ -124,6 +124,37 @@ def test_the_first_state_is_pending() -> None:
     assert replay([]) == JobState()
 
 
+@pytest.mark.parametrize("recovery", ["restart", "none"])
+def test_the_end_of_an_attempt_adds_nothing_to_an_oom_that_was_told(
+    recovery: str,
+) -> None:
+    """A batch that cannot be cut was trained again at ever smaller sizes."""
+    told = replace(oom(), recovery=recovery)
+    ended = ev.AttemptEnded(
+        at=5.0, attempt=1, cause="device_oom", summary="", exit_code=70
+    )
+    state = replay([started(), attempt(), told, ended])
+    assert (state.oom_events, state.last_oom) == (1, told)
+
+
+def test_what_memory_is_made_of_is_known_until_another_model_comes() -> None:
+    def fit(number: int, key: str) -> ev.FitStarted:
+        return ev.FitStarted(
+            at=3.0, attempt=1, fit=number, epochs=1, initial_epoch=0,
+            global_batch_size=8, micro_batch_size=8, steps_per_epoch=1,
+            profile_key=key,
+        )  # fmt: skip
+
+    seen = ev.StateMeasured(
+        at=4.0, attempt=1, fit=1, global_batch_size=8, trained_bytes=1, fixed_bytes=2,
+        optimizer_bytes=3, metrics_bytes=4, input_bytes=5,
+    )  # fmt: skip
+    state = replay([started(), attempt(), fit(1, "a"), seen])
+    assert state.composition == seen
+    assert state.after(fit(2, "a")).composition == seen
+    assert state.after(fit(2, "b")).composition is None
+
+
 def leak(grown: int, steps_left: int = 5) -> ev.LeakFound:
     return ev.LeakFound(
         at=0, attempt=1, device="cpu:0", step=9, bytes_per_step=1.0,

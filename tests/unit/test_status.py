@@ -23,8 +23,8 @@ MIB = scenarios.MIB
 KEYS = [
     "name", "run_id", "state", "exit_code", "reason", "attempts", "restarts",
     "oom_events", "in_process_recoveries", "step", "samples", "epoch", "epochs",
-    "steps_per_epoch", "loss", "global_batch_size", "devices", "checkpoint",
-    "last_decision", "notes",
+    "steps_per_epoch", "loss", "global_batch_size", "devices", "breakdown",
+    "checkpoint", "last_decision", "notes",
 ]  # fmt: skip
 
 

@@ -68,7 +68,7 @@ Examples:
   oomrun init train.py              write job.yaml for a script
   oomrun job.yaml                   train; again after an interruption: goes on
   oomrun job.yaml --set memory.headroom=5%
-  oomrun plan job.yaml --json       what would be run, for programs
+  oomrun plan --measure job.yaml    what fits, and what memory is used for
   oomrun status runs/digits-cnn     how a run stands
 
 Exit codes:

@@ -11,32 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 __all__ = [
-    "AttemptEnded",
-    "AttemptStarted",
-    "CheckpointFailed",
-    "CheckpointRejected",
-    "CheckpointSaved",
-    "DecisionMade",
-    "DeviceMemory",
-    "Event",
-    "FitEnded",
-    "FitStarted",
-    "LeakFound",
-    "MicroBatchChanged",
-    "MicroBatchPlanned",
-    "Noted",
-    "OomOccurred",
-    "PhaseChanged",
-    "Probed",
-    "Progressed",
-    "Restored",
-    "RunEnded",
-    "RunResumed",
-    "RunStarted",
-    "ScriptEnded",
-    "Unknown",
+    "AttemptEnded", "AttemptStarted", "CheckpointFailed", "CheckpointRejected",
+    "CheckpointSaved", "DecisionMade", "DeviceMemory", "Event", "FitEnded",
+    "FitStarted", "LeakFound", "MicroBatchChanged", "MicroBatchPlanned", "Noted",
+    "OomOccurred", "PhaseChanged", "Probed", "Progressed", "Restored", "RunEnded",
+    "RunResumed", "RunStarted", "ScriptEnded", "StateMeasured", "Unknown",
     "WorkerReady",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +200,31 @@ class Probed(Event):
     peak_bytes: int | None
     seconds: float
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateMeasured(Event):
+    """What a training holds between its steps, in bytes, and what a step adds to it.
+
+    Weights that are trained and those that are not, the optimizer's slots, the rest of
+    the model's state (metrics), one batch; ``rest_bytes`` is all that the device has in
+    use then, None where it does not count. For ``graph_sizes`` samples the step's graph
+    says ``graph_peaks``, and ``graph_activations`` without weights and batch.
+    """
+
+    type: ClassVar[str] = "state_measured"
+    attempt: int
+    fit: int
+    global_batch_size: int
+    trained_bytes: int
+    fixed_bytes: int
+    optimizer_bytes: int
+    metrics_bytes: int
+    input_bytes: int
+    rest_bytes: int | None = None
+    graph_sizes: tuple[int, ...] = ()
+    graph_peaks: tuple[int, ...] = ()
+    graph_activations: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

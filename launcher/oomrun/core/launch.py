@@ -59,6 +59,7 @@ class Launch:
         micro_batch_fixed: the user's own micro-batch, never changed.
         batch_norm: micro_batch, freeze or refuse.
         probe: whether micro-batches may be tried before the first step.
+        measure: leave before the first step, once the memory it needs is known.
         environment: what the device and the settings add to a model's key
             (``profile.Environment``); None where nothing is remembered.
         fit, profile_key: the fit that earlier attempts came to, and its model.
@@ -87,6 +88,7 @@ class Launch:
     last_step: int
     batch_norm: str = "micro_batch"
     probe: bool = False
+    measure: bool = False
     measured: Mapping[int, int] = field(default_factory=dict)
     micro_batch_failed: int | None = None
     environment: Mapping[str, Any] | None = None

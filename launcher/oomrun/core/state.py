@@ -55,6 +55,7 @@ class JobState:
         measured: peak bytes by micro-batch size, the highest of all devices, of the
             model of the current fit.
         predictions: the peaks that were predicted, by micro-batch size.
+        composition: what the memory of the current fit's model is made of.
         last_training_step: the furthest step ever reported.
         tally: sums that only those who watch need.
     """
@@ -98,6 +99,7 @@ class JobState:
     profile_key: str | None = None
     measured: Mapping[int, int] = field(default_factory=dict)
     predictions: Mapping[int, memory.Peak] = field(default_factory=dict)
+    composition: ev.StateMeasured | None = None
     memory: Mapping[str, ev.DeviceMemory] = field(default_factory=dict)
     peaks: Mapping[str, int] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
@@ -148,6 +150,8 @@ class JobState:
                 return state_memory.leak_found(state, event)
             case ev.Probed():
                 return state_memory.probed(state, event)
+            case ev.StateMeasured():
+                return replace(state, composition=event)
             case ev.MicroBatchPlanned():
                 return state_memory.micro_batch_planned(state, event)
             case ev.MicroBatchChanged():
@@ -252,6 +256,7 @@ def _fit_started(state: JobState, event: ev.FitStarted) -> JobState:
         state="training",
         measured={} if other else state.measured,
         predictions={} if other else state.predictions,
+        composition=None if other else state.composition,
         micro_batch_failed=None if other else state.micro_batch_failed,
         micro_batch_limit=None if other else state.micro_batch_limit,
         fit=event.fit,

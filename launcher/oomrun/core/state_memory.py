@@ -121,7 +121,8 @@ def leak_found(state: JobState, event: ev.LeakFound) -> JobState:
 def unreported_oom(state: JobState, event: ev.AttemptEnded) -> JobState:
     """Counts memory that ran out and took the worker with it before it could say so."""
     told = state.last_oom
-    if event.cause not in _OOM_CAUSES or (told and told.recovery == "restart"):
+    # After one that was recovered from in process, it was another one.
+    if event.cause not in _OOM_CAUSES or (told and told.recovery != "in_process"):
         return state
     host = event.cause == "host_oom"
     devices = (state.plan or {}).get("devices") or [{}]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from oomrun.core import batch, memory
+from oomrun.core import batch, breakdown, memory
 from oomrun.core.state import RESTART_CAUSES, JobState
 
 __all__ = [
@@ -152,10 +152,28 @@ def status_json(state: JobState) -> dict[str, Any]:
         "loss": state.loss,
         "global_batch_size": state.global_batch_size,
         "devices": [_device_json(device) for device in devices(state)],
+        "breakdown": _breakdown(state),
         "checkpoint": asdict(state.checkpoint) if state.checkpoint else None,
         "last_decision": state.last_decision,
         "notes": _notes(state),
     }
+
+
+def _breakdown(state: JobState) -> dict[str, Any] | None:
+    """What the first device's predicted peak is made of, where that is known."""
+    seen, device = state.composition, next(iter(devices(state)), None)
+    if seen is None or device is None or device.predicted_peak_bytes is None:
+        return None
+    likely, high = device.predicted_peak_bytes, device.predicted_peak_high_bytes
+    return breakdown.to_json(
+        breakdown.explain(
+            seen,
+            device.micro_batch_size or 0,
+            memory.Peak(bytes=likely, high_bytes=likely if high is None else high),
+            limit_bytes=device.limit_bytes,
+            budget_bytes=device.budget_bytes,
+        )
+    )
 
 
 _DEVICE_KEYS = (

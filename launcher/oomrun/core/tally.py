@@ -147,6 +147,7 @@ def _heard_of(event: ev.Event) -> int | None:
             | ev.PhaseChanged()
             | ev.LeakFound()
             | ev.Probed()
+            | ev.StateMeasured()
             | ev.MicroBatchPlanned()
             | ev.MicroBatchChanged()
             | ev.CheckpointSaved()

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
 
 from oomrun.core import events as ev
 from oomrun.core.memory import Peak
 from oomrun.worker import checkpointing, devices, remembering
+from oomrun.worker.engine import keeping, static
 from oomrun.worker.fit_call import FitCall
 
 if TYPE_CHECKING:
     from oomrun.worker.session import Session
 
-__all__ = ["Window", "fit_started", "micro_batch_planned", "progressed"]
+__all__ = [
+    "Window", "fit_started", "micro_batch_planned", "progressed", "state_measured",
+]  # fmt: skip
 
 
 @dataclass
@@ -58,6 +65,42 @@ def fit_started(
     )
     if key is not None:
         remembering.take(session.channel, key, sizes)
+
+
+def state_measured(
+    session: Session,
+    model: Any,
+    data: Any,
+    samples: int,
+    graph: Mapping[int, static.GraphPeak],
+) -> ev.StateMeasured:
+    """Reports what memory is used for, before the first step.
+
+    Args:
+        session: the training it is part of.
+        model: built and compiled.
+        data: a batch.
+        samples: its rows.
+        graph: what the step's graph says, by rows of a batch.
+    """
+    (memory,) = devices.read_memory(session.launch.plan)
+    batch = [
+        value for value in keras.tree.flatten(data) if isinstance(value, tf.Tensor)
+    ]
+    seen = ev.StateMeasured(
+        at=time.time(),
+        attempt=session.launch.attempt,
+        fit=session.fit.number if session.fit else 0,
+        global_batch_size=samples,
+        input_bytes=sum(v.shape.num_elements() * v.dtype.size for v in batch),
+        rest_bytes=memory.in_use_bytes,
+        graph_sizes=tuple(graph),
+        graph_peaks=tuple(peak.bytes for peak in graph.values()),
+        graph_activations=tuple(peak.activations for peak in graph.values()),
+        **keeping.bytes_by_kind(model),
+    )
+    session.channel.send(seen)
+    return seen
 
 
 def micro_batch_planned(

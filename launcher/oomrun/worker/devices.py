@@ -21,6 +21,7 @@ pass which would fail without.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -121,8 +122,8 @@ def _kept(
 def read_memory(plan: Plan) -> tuple[DeviceMemory, ...]:
     """In-use and peak bytes of TensorFlow's own allocator, per planned device.
 
-    A CPU device without a limit uses the system's allocator, which counts nothing:
-    its values are None.
+    A CPU device without a limit uses the system's allocator, which counts large tensors
+    only, each as the next power of two (measured): its values are None.
     """
     return tuple(
         _read(name, device)
@@ -132,13 +133,10 @@ def read_memory(plan: Plan) -> tuple[DeviceMemory, ...]:
 
 def _read(name: str, device: DevicePlan) -> DeviceMemory:
     in_use = peak = None
-    try:
-        info = tf.config.experimental.get_memory_info(name)
-        # The system's allocator, on a CPU without a limit, counts nothing and says 0.
-        if info["peak"]:
+    if device.kind != "cpu" or device.limit_bytes is not None:
+        with contextlib.suppress(ValueError, RuntimeError):
+            info = tf.config.experimental.get_memory_info(name)
             in_use, peak = int(info["current"]), int(info["peak"])
-    except (ValueError, RuntimeError):
-        pass
     return DeviceMemory(
         device=device.id,
         in_use_bytes=in_use,

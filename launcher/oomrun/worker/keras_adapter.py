@@ -23,6 +23,7 @@ from oomrun.worker import (
     caveats,
     checkpointing,
     fit_callback,
+    measuring,
     randomness,
 )
 from oomrun.worker.engine import drawing, models, slicing
@@ -73,6 +74,11 @@ def _fit(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
                 f"{reason}: its batches are not cut into micro-batches, so they cannot "
                 "be made smaller when memory runs out",
             )
+        if session.launch.measure:
+            # They are for what is trained; some empty the file that they write to.
+            arguments["callbacks"] = None
+            if reason:
+                measuring.leave_unmeasured(session, reason)
         session.fit = call
         try:
             if call.saved is not None and call.saved[0]["result"] is not None:

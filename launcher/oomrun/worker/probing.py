@@ -9,7 +9,7 @@ are those of a run that tried nothing. Which size is tried is decided by
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,9 @@ class Prober:
         session: the training it is part of.
         model: built and compiled.
         function: its step.
+
+    Attributes:
+        graph: what the step's graph says, by rows of a batch.
     """
 
     def __init__(self, session: Session, model: Any, function: StepFunction) -> None:
@@ -53,6 +56,9 @@ class Prober:
         self._tried = function.for_trials()
         self._ordered = self._suits = self._loops = False
         self._from_graph: dict[int, int] = {}
+        self._graph_step = function
+        self._graph_function: Any = None
+        self.graph: dict[int, static.GraphPeak] = {}
 
     def settle(
         self,
@@ -60,17 +66,19 @@ class Prober:
         samples: int,
         may_cut: Callable[[], bool],
         larger: float = 1.0,
+        *,
+        at_least_one: bool = False,
     ) -> Found | None:
         """Tries sizes on ``data`` until one is found to train with.
 
         To be called again for a batch of more rows, or of larger ones.
-
 
         Args:
             data: an eager batch.
             samples: its rows.
             may_cut: whether batches can be cut; asked only if they may have to be.
             larger: how much larger its samples are than those of the call before.
+            at_least_one: try one also where it surely fits, unless one was measured.
 
         Returns:
             What was found; None where it is the whole batch anyway, or nothing says
@@ -108,6 +116,12 @@ class Prober:
                 even=self._function.by_xla,
             )
             step = probing.next_step(known, asked)
+            if (
+                at_least_one
+                and isinstance(step, probing.Settled)
+                and not known.measured
+            ):
+                step = probing.Try(size=step.size)
             roomy = isinstance(step, probing.Settled) and step.surely
             self._ordered = suits and not roomy
             if self._ordered:
@@ -127,27 +141,42 @@ class Prober:
                 # and whether there will have to be parts at all.
                 small = self._tried.for_spec(slicing.with_any_rows)
                 few, more = slicing.cut(data, 0, size), 2 * self._gradient_bytes()
-                self._try(small, few, size, size, more=more)
+                self.attempt(few, size, size, function=small, more=more)
                 unproven.add(size)
             elif size == samples or may_cut():
-                self._try(self._tried, data, samples, size)
+                self.attempt(data, samples, size)
                 unproven.discard(size)
             else:
                 return None
 
     def _ask_graph(self, data: Any, samples: int) -> None:
         """The graph's peaks, and whether its operations can be run one at a time."""
-        # A graph for sequences of any length says nothing of how long they are.
-        known = self._function.for_spec(lambda spec: slicing.with_shapes_of(spec, data))
-        known = known.without_xla()
-        function = known.graph_function()
+        function = self._graph_function = self._graph_for(data)
         if function is None:
             self._from_graph, self._suits = {}, False
             return
         limited = pool.limit_bytes() is not None and not self._function.by_xla
         self._suits = limited and executor.suits(function.graph)
         self._loops = static.has_loops(function.graph)
-        self._from_graph = static.peaks(function, data, [samples])
+        self.graph = {}  # of another shape
+        self.look_at_graph(data, [samples])
+        self._from_graph = {size: peak.bytes for size, peak in self.graph.items()}
+
+    def _graph_for(self, data: Any) -> Any:
+        """The graph of a step over batches like ``data``; None where there is none."""
+        # One for sequences of any length says nothing of how long they are.
+        known = self._function.for_spec(lambda spec: slicing.with_shapes_of(spec, data))
+        self._graph_step = known.without_xla()  # its graph needs it to live on
+        return self._graph_step.graph_function()
+
+    def look_at_graph(self, data: Any, sizes: Iterable[int]) -> None:
+        """Adds what the graph says of batches of so many rows to ``graph``."""
+        if self._graph_function is None:
+            self._graph_function = self._graph_for(data)
+        function = self._graph_function
+        missing = [size for size in dict.fromkeys(sizes) if size not in self.graph]
+        if function is not None and missing:
+            self.graph |= static.peaks(function, data, missing)
 
     def _samples_grew(self, samples: int, larger: float, rest: int) -> None:
         """Longer sequences, larger images: a first guess instead of what is known.
@@ -170,19 +199,25 @@ class Prober:
     def _gradient_bytes(self) -> int:
         return keeping.bytes_of(self._model.trainable_variables)
 
-    def _try(
-        self, function: StepFunction, data: Any, rows: int, size: int, more: int = 0
+    def attempt(
+        self,
+        data: Any,
+        rows: int,
+        size: int,
+        *,
+        function: StepFunction | None = None,
+        more: int = 0,
     ) -> None:
         """Takes a few steps at ``size``, and notes their peak or that they failed.
 
         Args:
-            function: takes the steps.
             data: a batch.
             rows: its rows.
             size: samples a pass.
+            function: takes the steps; None: the one that all batches are tried with.
             more: bytes that the step to come will need beside those that are measured.
         """
-        sizes = self._session.micro_batches
+        sizes, function = self._session.micro_batches, function or self._tried
         if self._ordered:
             function.run_in_order(whole=True)
         began, message = time.perf_counter(), ""
@@ -194,6 +229,11 @@ class Prober:
                     _wait_for(function.run(data, rows, size))
             except tf.errors.ResourceExhaustedError as error:
                 message = str(error)
+                if function.lost:
+                    # Not even what it changed can be put back.
+                    self._tell(size, None, began, message)
+                    sizes.report(size, "gradients", message, recovery="restart")
+                    self._session.leave_for_restart()
         randomness.restore(drawn)
         (memory,) = devices.read_memory(self._plan)
         devices.reset_peaks(self._plan)
@@ -203,6 +243,9 @@ class Prober:
         else:
             peak += more
             sizes.note_peak(size, peak)
+        self._tell(size, peak, began, message)
+
+    def _tell(self, size: int, peak: int | None, began: float, message: str) -> None:
         call = self._session.fit
         self._session.channel.send(
             ev.Probed(

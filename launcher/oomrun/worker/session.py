@@ -338,6 +338,11 @@ class Session:
         )  # fmt: skip
         self._leave(EXIT_STOPPED)
 
+    def leave_measured(self) -> NoReturn:
+        """Ends the process before the first step: all that was asked for is known."""
+        self._send(ev.ScriptEnded, rank=self.launch.rank, outcome="exited", exit_code=0)
+        self._leave(0)
+
     def leave_if_leaking(self, size: int, phase: str, message: str) -> None:
         """Starts anew where a step does not fit only since memory was not given back.
 

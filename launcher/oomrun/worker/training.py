@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from oomrun.worker import announcing, building, caveats, checkpointing
+from oomrun.worker import announcing, building, caveats, checkpointing, measuring
 from oomrun.worker.engine import slicing, step
 from oomrun.worker.engine.separability import Separability
 from oomrun.worker.probing import Prober
@@ -105,6 +105,8 @@ class TrainFunction:
         if in_fit:
             session.before_step(data, samples)
             self._probe(data, samples)
+        elif session.launch.measure and session.fit is None:
+            measuring.leave_unmeasured(session, "train_on_batch is called")
         while True:
             size = session.micro_batches.size(samples)
             if size < samples and not self._may_cut(data):
@@ -128,7 +130,17 @@ class TrainFunction:
     def _probe(self, data: Any, samples: int) -> None:
         """Looks for the micro-batch before the first step, anew for a larger batch."""
         sizes = self._session.micro_batches
+        session, model, function = self._session, self._model, self._function
+        assert function is not None
+        if session.launch.measure:
+            prober = Prober(session, model, function)
+            measuring.measure(
+                session, prober, model, data, samples, lambda: self._may_cut(data)
+            )
         if not sizes.probes:
+            if samples > self._probed:
+                self._probed = samples
+                announcing.state_measured(session, model, data, samples, {})
             return
         row = slicing.bytes_of_a_row(data)
         larger = row / self._probed_row if self._probed_row else 1.0
@@ -136,17 +148,17 @@ class TrainFunction:
             return
         self._probed = max(self._probed, samples)
         self._probed_row = max(self._probed_row, row)
-        assert self._function is not None
         before = sizes.size(samples)
         if self._prober is None:
-            self._prober = Prober(self._session, self._model, self._function)
+            self._prober = Prober(session, model, function)
         found = self._prober.settle(
             data, samples, lambda: self._may_cut(data), max(1.0, larger)
         )
+        announcing.state_measured(session, model, data, samples, self._prober.graph)
         if found is not None and (not self._planned or found.size != before):
             self._planned = True
             announcing.micro_batch_planned(
-                self._session, found.size, samples, found.reason, found.peak
+                session, found.size, samples, found.reason, found.peak
             )
 
     def _spec(self, data: Any) -> Any:

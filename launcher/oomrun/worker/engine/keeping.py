@@ -11,7 +11,9 @@ import tensorflow as tf
 
 from oomrun.worker.engine.applying import optimizers_of
 
-__all__ = ["bytes_of", "host_copy", "left_as_it_was", "variables_of"]
+__all__ = [
+    "bytes_by_kind", "bytes_of", "host_copy", "left_as_it_was", "variables_of",
+]  # fmt: skip
 
 
 def variables_of(model: Any) -> list[Any]:
@@ -32,6 +34,22 @@ def variables_of(model: Any) -> list[Any]:
 def bytes_of(variables: Iterable[Any]) -> int:
     """Bytes of the values of Keras variables."""
     return sum(v.value.shape.num_elements() * v.value.dtype.size for v in variables)
+
+
+def bytes_by_kind(model: Any) -> dict[str, int]:
+    """Bytes of ``variables_of`` a model, by what they are for."""
+    optimizers = optimizers_of(model)
+    kinds = {
+        "trained_bytes": model.trainable_variables,
+        "optimizer_bytes": [v for own in optimizers for v in own.variables],
+        "fixed_bytes": model.variables,
+    }
+    left = {id(variable): variable for variable in variables_of(model)}
+    found = {}
+    for kind, variables in kinds.items():
+        own = [left.pop(id(variable), None) for variable in variables]
+        found[kind] = bytes_of(variable for variable in own if variable is not None)
+    return {**found, "metrics_bytes": bytes_of(left.values())}
 
 
 @contextlib.contextmanager

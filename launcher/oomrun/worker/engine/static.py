@@ -12,6 +12,7 @@ Source: ``GraphMemory`` in tensorflow/core/grappler/costs.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -21,7 +22,7 @@ from tensorflow.python.framework import meta_graph
 from tensorflow.python.grappler import cluster as clusters
 from tensorflow.python.grappler import item as items
 
-__all__ = ["has_loops", "peaks"]
+__all__ = ["GraphPeak", "has_loops", "peaks"]
 
 _LOOPS = frozenset({"Enter", "For", "StatelessWhile", "While"})
 
@@ -41,6 +42,18 @@ _DEVICE = device_properties_pb2.NamedDevice(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class GraphPeak:
+    """The peak of a step's graph, in bytes.
+
+    ``activations`` is what of it is neither weights nor batch: the tensors that the
+    step itself makes.
+    """
+
+    bytes: int
+    activations: int
+
+
 def has_loops(graph: Any) -> bool:
     """Whether ``graph`` has loops, of which the analysis sees one turn."""
     definition = graph.as_graph_def()
@@ -50,8 +63,8 @@ def has_loops(graph: Any) -> bool:
     return any(node.op in _LOOPS for node in nodes)
 
 
-def peaks(function: Any, data: Any, sizes: Iterable[int]) -> dict[int, int]:
-    """Bytes of a step's peak by rows of its batch; empty where the graph cannot tell.
+def peaks(function: Any, data: Any, sizes: Iterable[int]) -> dict[int, GraphPeak]:
+    """A step's peak by rows of its batch; empty where the graph cannot tell.
 
     Args:
         function: the concrete function of the step, whose first inputs are a batch.
@@ -68,10 +81,10 @@ def peaks(function: Any, data: Any, sizes: Iterable[int]) -> dict[int, int]:
         return {}
     finally:
         cluster.Shutdown()
-    return found if all(found.values()) else {}
+    return found if all(peak.bytes for peak in found.values()) else {}
 
 
-def _peak(cluster: Any, function: Any, batch: list[Any], size: int) -> int:
+def _peak(cluster: Any, function: Any, batch: list[Any], size: int) -> GraphPeak:
     graph = function.graph
     definition = graph.as_graph_def()
     nodes = {node.name: node for node in definition.node}
@@ -84,7 +97,21 @@ def _peak(cluster: Any, function: Any, batch: list[Any], size: int) -> int:
     wanted += [operation.name for operation in graph.control_outputs]
     meta.collection_def["train_op"].node_list.value.extend(wanted)
     by_device = cluster.DeterminePeakMemoryUsage(items.Item(meta))
-    return max((int(peak) for peak, _ in by_device.values()), default=0)
+    given = {node.name for node in definition.node if node.op == "Placeholder"}
+    found = [_of_device(peak, alive, given) for peak, alive in by_device.values()]
+    return max(found, key=lambda peak: peak.bytes, default=GraphPeak(0, 0))
+
+
+def _of_device(peak: int, alive: Iterable[Any], given: set[str]) -> GraphPeak:
+    """From the analysis: the tensors that are alive at the peak, each with its bytes.
+
+    Args:
+        peak: their sum.
+        alive: of each the operation, which of its outputs, bytes, from when to when.
+        given: operations that stand for weights and batch.
+    """
+    made = sum(int(size) for name, _, size, *_ in alive if name not in given)
+    return GraphPeak(int(peak), made)
 
 
 def _name_weights(graph: Any, definition: Any) -> None:
