@@ -1,0 +1,61 @@
+"""Which size is tried next, where memory does not behave."""
+
+from __future__ import annotations
+
+import pytest
+
+from oomrun.core.memory import MemoryModel
+from oomrun.core.probing import Asked, Settled, Step, Try, next_step
+
+
+def step(known: MemoryModel, trials_left: int = 0, **asked: int) -> Step:
+    return next_step(
+        known,
+        Asked(
+            samples=8192,
+            at_most=8192,
+            budget_bytes=asked.pop("budget_bytes", 152),
+            trials_left=trials_left,
+            **asked,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("measured", "size"),
+    [
+        # A recommender's: sums of sparse gradients take as much however they are cut.
+        ({1571: 172, 861: 173, 430: 173}, 1571),
+        ({1571: 160, 861: 158, 430: 170}, 861),
+        # Smaller takes less here, so the way goes on down.
+        ({1571: 220, 861: 200, 430: 180}, 281),
+        # One that is within the budget was found all the same.
+        ({1571: 172, 861: 150, 430: 151}, 861),
+    ],
+)
+def test_without_trials_left_it_ends_on_what_ran(
+    measured: dict[int, int], size: int
+) -> None:
+    found = step(MemoryModel(state_bytes=24, measured=measured))
+    assert isinstance(found, Settled)
+    assert found.size == size
+
+
+def test_loops_are_met_with_a_small_first_size() -> None:
+    plain = MemoryModel(state_bytes=2, static={8192: 160})
+    first, cautious = (
+        step(known, trials_left=3)
+        for known in (plain, MemoryModel(state_bytes=2, static={8192: 160}, loops=True))
+    )
+    assert isinstance(first, Try)
+    assert isinstance(cautious, Try)
+    assert cautious.size < first.size / 3
+    # Where all of it is known to take ten times as much, it fits there.
+    assert 10 * 160 * cautious.size / 8192 <= 152
+
+
+def test_passes_of_one_size_where_each_is_compiled() -> None:
+    known = MemoryModel(state_bytes=2, measured={570: 100})
+    found = step(known, remembered=True, even=True)
+    assert isinstance(found, Settled)
+    assert 8192 % found.size == 0
