@@ -19,7 +19,7 @@ JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | awk -F'|' '{printf "%-18s%s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | awk -F'|' '{printf "%-20s%s\n", $$1, $$2}'
 
 demo: $(VENV)/.demo ## set up, run the main job, show how it went
 	@$(BIN)/python -m compileall -q launcher strategies

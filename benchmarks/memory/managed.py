@@ -11,7 +11,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.zoo.outcome import Case
@@ -99,8 +99,8 @@ def run(case: Case, steps: int) -> Managed:
         if moments is not None:
             start_s = round(moments[0] - began, 2)
             first_step_s = round(moments[1] - moments[0], 2)
-        return Managed(
-            **read(job.events()),
+        return replace(
+            read(job.events()),
             exit_code=code,
             seconds=round(seconds, 1),
             start_s=start_s,
@@ -116,8 +116,8 @@ def _moments(file: Path) -> tuple[float, float] | None:
     return called, done
 
 
-def read(events: Iterable[ev.Event]) -> dict[str, int | None]:
-    """The fields of ``Managed`` that the journal tells."""
+def read(events: Iterable[ev.Event]) -> Managed:
+    """What the journal tells of a run."""
     events = list(events)
     planned = [e for e in events if isinstance(e, ev.MicroBatchPlanned)]
     probed = [e for e in events if isinstance(e, ev.Probed)]
@@ -130,14 +130,14 @@ def read(events: Iterable[ev.Event]) -> dict[str, int | None]:
         for device in progress.memory
         if device.peak_bytes is not None
     ]
-    return {
-        "planned": plan and plan.micro_batch_size,
-        "trained": trained[-1].micro_batch_size if trained else 0,
-        "steps": max((e.step for e in trained), default=0),
-        "probes": len(probed),
-        "probe_ooms": sum(e.peak_bytes is None for e in probed),
-        "training_ooms": sum(isinstance(e, ev.OomOccurred) for e in events),
-        "predicted": plan and plan.predicted_peak_bytes,
-        "predicted_high": plan and plan.predicted_peak_high_bytes,
-        "real_peak": max(peaks) if peaks else None,
-    }
+    return Managed(
+        planned=plan.micro_batch_size if plan else None,
+        trained=trained[-1].micro_batch_size if trained else 0,
+        steps=max((event.step for event in trained), default=0),
+        probes=len(probed),
+        probe_ooms=sum(event.peak_bytes is None for event in probed),
+        training_ooms=sum(isinstance(event, ev.OomOccurred) for event in events),
+        predicted=plan.predicted_peak_bytes if plan else None,
+        predicted_high=plan.predicted_peak_high_bytes if plan else None,
+        real_peak=max(peaks) if peaks else None,
+    )

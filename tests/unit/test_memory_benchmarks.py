@@ -128,11 +128,11 @@ def test_a_journal_tells_the_plan_and_the_peak_at_it() -> None:
             progressed(9, 80, 95), progressed(20, 40, 200),
         ]
     )  # fmt: skip
-    assert found == {
-        "planned": 80, "trained": 40, "steps": 20, "probes": 2, "probe_ooms": 1,
-        "training_ooms": 0, "predicted": 90, "predicted_high": 99, "real_peak": 95,
-    }  # fmt: skip
-    assert Managed(**managed.read([])) == Managed()  # type: ignore[arg-type]
+    assert found == Managed(
+        planned=80, trained=40, steps=20, probes=2, probe_ooms=1, predicted=90,
+        predicted_high=99, real_peak=95,
+    )  # fmt: skip
+    assert managed.read([]) == Managed()
 
 
 # -- what is kept ----------------------------------------------------------------------
