@@ -19,7 +19,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,7 +32,8 @@ from benchmarks.zoo.outcome import Case, Outcome
 __all__ = ["Book", "TrialError", "Truth", "largest", "serve"]
 
 STEPS = 20
-_FEW_STEPS = 8  # enough to see the peak of a size that is far from the boundary
+_FEW_STEPS = 4  # most sizes that do not fit do not get so far
+_SURVEY_STEPS = 8  # enough to see the peak of a size that is far from the boundary
 _GRID = 1.03
 _STRIDE = 4  # places from the guess to the next size, then twice as many
 _ABOVE = 4  # sizes above the largest that are tried, since memory is not monotone
@@ -168,7 +169,7 @@ def search(batch: int, limit_bytes: int, attempt: Try, guess: int | None = None)
     def fits(place: int) -> bool:
         size = grid[place]
         if size not in tried:
-            tried[size] = attempt(size, STEPS).ok
+            tried[size] = attempt(size, _FEW_STEPS).ok
         return tried[size]
 
     begin = guess or _guess(batch, limit_bytes, attempt)
@@ -178,11 +179,18 @@ def search(batch: int, limit_bytes: int, attempt: Try, guess: int | None = None)
     while place + 1 < len(grid) and misses < _ABOVE:
         place += 1
         misses = 0 if fits(place) else misses + 1
-    found = max((size for size, ran in tried.items() if ran), default=0)
+    found = _lasting(grid, tried, attempt)
     for part in _BELOW if guess is None else ():
         if int(part * found):
-            attempt(int(part * found), _FEW_STEPS)
+            attempt(int(part * found), _SURVEY_STEPS)
     return found
+
+
+def _lasting(grid: Sequence[int], tried: Mapping[int, bool], attempt: Try) -> int:
+    """The largest size that takes all steps, of those that may."""
+    most = max((size for size, ran in tried.items() if ran), default=0)
+    sizes = [size for size in grid if size <= most and tried.get(size, True)]
+    return next((size for size in reversed(sizes) if attempt(size, STEPS).ok), 0)
 
 
 def _boundary(places: int, start: int, fits: Callable[[int], bool]) -> int:
@@ -206,7 +214,7 @@ def _boundary(places: int, start: int, fits: Callable[[int], bool]) -> int:
 def _guess(batch: int, limit_bytes: int, attempt: Try) -> int:
     """Where the boundary may be, by the peaks of two sizes far apart."""
     small, large = max(1, batch // 8), max(2, batch // 3)
-    first, second = (attempt(size, _FEW_STEPS) for size in (small, large))
+    first, second = (attempt(size, _SURVEY_STEPS) for size in (small, large))
     if not (first.ok and second.ok):
         return int(small * 1.5) if first.ok else small // 2
     peak = max(second.peaks)

@@ -3,20 +3,24 @@ the real one, for models of the zoo under limits.
 
     PYTHONPATH=tests python -m benchmarks.prediction --json [--models cnn,gru]
         [--limits 0,1,2] [--optimizers adam] [--xla no|yes|both] [--jobs 1]
-        [--book build/bench/prediction_book.json]
+        [--no-oracle] [--book build/bench/prediction_book.json]
 
 Each case is trained for 20 steps and more by ``oomrun`` under its limit, with nothing
-remembered, which gives the plan and the peaks; then ``benchmarks.oracle`` searches for
-the largest micro-batch that runs 20 steps. All results are kept in the book, by the
-sources they were measured with: a second call goes on. Without ``--json`` the cases are
-printed as a table. Takes an hour for all models at three limits.
+remembered, which gives the plan and the peaks; after all of them ``benchmarks.oracle``
+searches for the largest micro-batch that runs 20 steps. All results are kept in the
+book, by the sources they were measured with: a second call goes on, and a change to the
+search for a plan leaves the oracle's results. Without ``--json`` the cases are printed
+as a table. Takes hours for all models at three limits, most of them the oracle's.
 
 How a case counts:
 
 - ``largest``: what the oracle finds, or what ``oomrun`` itself trained with for all
   steps, if that is more. Where it trained with whole batches the oracle is not asked.
 - ``ratio``: the size that was trained with in the end (the planned one, unless memory
-  ran out) to ``largest``. None where not even one sample at a time runs.
+  ran out) to ``largest``. None where not even one sample at a time runs, or where the
+  oracle has not been asked yet (``largest`` is None).
+- ``below_failures``: the largest that ran of the sizes below all that did not; above
+  it chance decides.
 - ``error``: of the predicted peak at the planned size, relative to the real one; None
   where nothing was predicted. Such a case counts against ``upper_held``.
 """
@@ -30,11 +34,11 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks import oracle
 from benchmarks.memory import managed
@@ -46,6 +50,7 @@ from benchmarks.zoo.outcome import Case
 __all__ = ["Compared", "compare", "percentile", "summary", "worst_first"]
 
 STEPS = oracle.STEPS
+T = TypeVar("T")
 _MIB = 2**20
 _ABOVE_THE_PLAN = 1.1  # where the oracle begins: budgets are below limits
 
@@ -56,7 +61,8 @@ class Compared:
 
     case: str
     batch: int
-    largest: int
+    largest: int | None
+    below_failures: int | None
     planned: int | None
     ratio: float | None
     probes: int
@@ -71,17 +77,24 @@ class Compared:
     seconds: float
 
 
-def compare(case: Case, batch: int, run: Managed, found: int) -> Compared:
+def compare(
+    case: Case, batch: int, run: Managed, truth: oracle.Truth | None
+) -> Compared:
     """The row of a case.
 
     Args:
         case: what was trained.
         batch: its global batch.
         run: by ``oomrun``.
-        found: the largest that the oracle saw running, ``batch`` where not asked.
+        truth: what the oracle found; None: it was not asked.
     """
-    ended = run.trained if run.exit_code == 0 and run.steps >= STEPS else 0
-    largest = max(found, ended)
+    ended = _ended(run)
+    largest = below = None
+    if ended >= batch:
+        largest = below = batch
+    elif truth is not None:
+        largest = max(truth.largest, ended)
+        below = truth.below_failures
     error, upper_held = None, False
     if run.predicted is not None and run.real_peak:
         error = round(run.predicted / run.real_peak - 1, 4)
@@ -90,9 +103,10 @@ def compare(case: Case, batch: int, run: Managed, found: int) -> Compared:
         case=case.key,
         batch=batch,
         largest=largest,
+        below_failures=below,
         planned=run.planned,
         ratio=round(ended / largest, 3) if largest else None,
-        probes=run.probes,
+        probes=len(run.probed),
         probe_ooms=run.probe_ooms,
         training_ooms=run.training_ooms,
         predicted_mib=_mib(run.predicted),
@@ -103,6 +117,11 @@ def compare(case: Case, batch: int, run: Managed, found: int) -> Compared:
         exit_code=run.exit_code,
         seconds=run.seconds,
     )
+
+
+def _ended(run: Managed) -> int:
+    """The micro-batch that a run trained all its steps with, at last; 0: it failed."""
+    return run.trained if run.exit_code == 0 and run.steps >= STEPS else 0
 
 
 def _mib(count: int | None) -> float | None:
@@ -118,20 +137,19 @@ def summary(rows: Sequence[Compared]) -> dict[str, Any]:
     """What is wanted of all cases together."""
     ratios = [row.ratio for row in rows if row.ratio is not None]
     errors = [abs(row.error) for row in rows if row.error is not None]
-    if not ratios or not errors:
-        return {"cases": len(rows)}
     return {
         "cases": len(rows),
-        "ratio_median": round(statistics.median(ratios), 3),
-        "ratio_min": min(ratios),
+        "ratios": len(ratios),
+        "ratio_median": round(statistics.median(ratios), 3) if ratios else None,
+        "ratio_min": min(ratios, default=None),
         "ratio_below_0.8": sum(ratio < 0.8 for ratio in ratios),
-        "probes_max": max(row.probes for row in rows),
+        "probes_max": max((row.probes for row in rows), default=0),
         "probe_ooms": sum(row.probe_ooms for row in rows),
         "training_ooms": sum(row.training_ooms for row in rows),
-        "error_median": round(statistics.median(errors), 4),
-        "error_p95": percentile(errors, 0.95),
+        "error_median": round(statistics.median(errors), 4) if errors else None,
+        "error_p95": percentile(errors, 0.95) if errors else None,
         "not_predicted": len(rows) - len(errors),
-        "upper_held": round(sum(row.upper_held for row in rows) / len(rows), 3),
+        "upper_held": sum(row.upper_held for row in rows),
         "failed": sum(row.exit_code != 0 for row in rows),
     }
 
@@ -148,27 +166,40 @@ def worst_first(rows: Iterable[Compared]) -> list[Compared]:
     )
 
 
-def measure(case: Case, kept: Kept, book: oracle.Book) -> Compared:
-    """A case, from what is kept as far as it goes."""
-    section, batch = f"plans {digest(PLANS)}", ZOO[case.entry].batch
-    known = kept.get(section, case.key)
-    if known is None:
+class Cases:
+    """Measures cases; what is in the book is not measured again.
+
+    Args:
+        file: the book.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._kept = Kept(file)
+        self._book = oracle.Book(self._kept, _log)
+        self._section = f"plans {digest(PLANS)}"
+
+    def plan(self, case: Case) -> Managed:
+        """What comes of ``oomrun``."""
+        known = self._kept.get(self._section, case.key)
+        if known is not None:
+            return Managed(**known)
         run = managed.run(case, STEPS)
-        kept.put(section, case.key, dataclasses.asdict(run))
-    else:
-        run = Managed(**known)
-    found = batch
-    whole = run.trained >= batch and not run.training_ooms and run.exit_code == 0
-    if not whole:
-        guess = int((run.trained or batch // 4) * _ABOVE_THE_PLAN)
-        found = oracle.largest(case, book, guess).largest
-    row = compare(case, batch, run, found)
-    _log(
-        f"{row.case}: planned {row.planned} of {row.largest}, predicted "
-        f"{row.predicted_mib} to {row.upper_mib}, real {row.real_mib} MiB, "
-        f"{row.probes} probes, {row.probe_ooms} + {row.training_ooms} exhaustions"
-    )
-    return row
+        self._kept.put(self._section, case.key, dataclasses.asdict(run))
+        _log(f"{case.key}: {compare(case, ZOO[case.entry].batch, run, None)}")
+        return run
+
+    def row(self, case: Case, *, ask: bool) -> Compared:
+        """The row of a case.
+
+        Args:
+            case: what is trained.
+            ask: the oracle, too.
+        """
+        run, batch, truth = self.plan(case), ZOO[case.entry].batch, None
+        if _ended(run) < batch and (ask or self._book.settled(case) is not None):
+            guess = int((run.trained or batch // 4) * _ABOVE_THE_PLAN)
+            truth = oracle.largest(case, self._book, guess)
+        return compare(case, batch, run, truth)
 
 
 def _log(line: str) -> None:
@@ -192,6 +223,7 @@ def main() -> None:
     parser.add_argument("--optimizers", default="adam")
     parser.add_argument("--xla", choices=("no", "yes", "both"), default="no")
     parser.add_argument("--jobs", type=int, default=1, help="cases at the same time")
+    parser.add_argument("--no-oracle", dest="oracle", action="store_false")
     parser.add_argument(
         "--book", type=Path, default=Path("build/bench/prediction_book.json")
     )
@@ -205,11 +237,15 @@ def main() -> None:
             given.models.split(","),
         )
     ]
-    kept = Kept(given.book)
-    book = oracle.Book(kept, _log)
+    measured = Cases(given.book)
     oracle.serve()
+
+    def row(case: Case) -> Compared | str:
+        return _attempt(lambda: measured.row(case, ask=given.oracle), case)
+
     with ThreadPoolExecutor(given.jobs) as pool:
-        found = list(pool.map(lambda case: _attempt(case, kept, book), cases))
+        list(pool.map(lambda case: _attempt(lambda: measured.plan(case), case), cases))
+        found = list(pool.map(row, cases))
     rows = worst_first(row for row in found if isinstance(row, Compared))
     unmeasured = [row for row in found if isinstance(row, str)]
     if not given.json:
@@ -228,11 +264,11 @@ def main() -> None:
     )
 
 
-def _attempt(case: Case, kept: Kept, book: oracle.Book) -> Compared | str:
-    """The row of a case, or why there is none."""
+def _attempt(measure: Callable[[], T], case: Case) -> T | str:
+    """What is measured of a case, or why it could not be."""
     try:
-        return measure(case, kept, book)
-    except Exception as error:  # an hour of other cases must not be lost
+        return measure()
+    except Exception as error:  # hours of other cases must not be lost
         why = f"{case.key}: {type(error).__name__}: {error}"
         _log(why)
         return why

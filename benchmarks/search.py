@@ -80,7 +80,7 @@ def by_oomrun(case: Case) -> Searched:
         way=OOMRUN,
         seconds=run.first_step_s,
         with_start=round(run.start_s + run.first_step_s, 2),
-        trials=run.probes,
+        trials=len(run.probed),
         ooms=run.probe_ooms + run.training_ooms,
         micro_batch=run.trained,
     )

@@ -57,8 +57,8 @@ class Managed:
             training began with whole batches.
         trained: the micro-batch of the last steps; 0: there were none.
         steps: that were taken.
-        probes: sizes that were tried first.
-        probe_ooms: of them, those that ran out of memory.
+        probed: sizes that were tried first, and their peaks; None: it ran out of
+            memory.
         training_ooms: how often training itself did.
         predicted, predicted_high: the peak at ``planned`` as it was predicted, the most
             likely value and the upper end, in bytes.
@@ -72,8 +72,7 @@ class Managed:
     planned: int | None = None
     trained: int = 0
     steps: int = 0
-    probes: int = 0
-    probe_ooms: int = 0
+    probed: tuple[tuple[int, int | None], ...] = ()
     training_ooms: int = 0
     predicted: int | None = None
     predicted_high: int | None = None
@@ -82,6 +81,11 @@ class Managed:
     seconds: float = 0.0
     start_s: float | None = None
     first_step_s: float | None = None
+
+    @property
+    def probe_ooms(self) -> int:
+        """How many of the sizes tried ran out of memory."""
+        return sum(peak is None for _, peak in self.probed)
 
 
 def run(case: Case, steps: int) -> Managed:
@@ -134,8 +138,7 @@ def read(events: Iterable[ev.Event]) -> Managed:
         planned=plan.micro_batch_size if plan else None,
         trained=trained[-1].micro_batch_size if trained else 0,
         steps=max((event.step for event in trained), default=0),
-        probes=len(probed),
-        probe_ooms=sum(event.peak_bytes is None for event in probed),
+        probed=tuple((event.micro_batch_size, event.peak_bytes) for event in probed),
         training_ooms=sum(isinstance(event, ev.OomOccurred) for event in events),
         predicted=plan.predicted_peak_bytes if plan else None,
         predicted_high=plan.predicted_peak_high_bytes if plan else None,

@@ -11,6 +11,7 @@ from benchmarks import prediction, search
 from benchmarks.memory import by_hand, managed
 from benchmarks.memory.kept import PLANS, TRUTH, Kept, digest
 from benchmarks.memory.managed import Managed
+from benchmarks.oracle import Truth
 from benchmarks.zoo.outcome import Case
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,14 +21,15 @@ from oomrun.core import events as ev
 MIB = 2**20
 CASE = Case(entry="cnn", optimizer="adam", xla=False, limit_mib=125)
 RAN = Managed(
-    planned=80, trained=80, steps=20, probes=2, predicted=95 * MIB,
+    planned=80, trained=80, steps=20, probed=((70, MIB),), predicted=95 * MIB,
     predicted_high=102 * MIB, real_peak=100 * MIB,
 )  # fmt: skip
 
 
-def row(largest: int = 100, **changed: object) -> prediction.Compared:
+def row(largest: int | None = 100, **changed: object) -> prediction.Compared:
     run = dataclasses.replace(RAN, **changed)  # type: ignore[arg-type]
-    return prediction.compare(CASE, 512, run, largest)
+    truth = None if largest is None else Truth(CASE, largest, ())
+    return prediction.compare(CASE, 512, run, truth)
 
 
 # -- prediction ------------------------------------------------------------------------
@@ -55,22 +57,29 @@ def test_a_run_that_failed_has_trained_nothing(failed: dict[str, int]) -> None:
     assert row(100, **failed).ratio == 0.0
 
 
-def test_where_nothing_runs_there_is_no_ratio() -> None:
-    found = row(0, exit_code=3, trained=0, steps=0)
-    assert found.ratio is None
+def test_where_nothing_runs_or_nothing_is_known_there_is_no_ratio() -> None:
+    assert row(0, exit_code=3, trained=0, steps=0).ratio is None
+    unknown = row(None)
+    assert (unknown.largest, unknown.ratio) == (None, None)
+
+
+def test_whole_batches_need_no_oracle() -> None:
+    found = row(None, planned=512, trained=512)
+    assert (found.largest, found.ratio) == (512, 1.0)
+    assert row(None, planned=512, trained=512, exit_code=1).largest is None
 
 
 def test_what_was_not_predicted_counts_against_the_upper_end() -> None:
     rows = [row(), row(planned=None, predicted=None, predicted_high=None)]
     assert rows[1].error is None
     summed = prediction.summary(rows)
-    assert (summed["not_predicted"], summed["upper_held"]) == (1, 0.5)
+    assert (summed["not_predicted"], summed["upper_held"]) == (1, 1)
 
 
 def test_the_summary_is_over_all_cases() -> None:
     rows = [
         row(100),
-        row(160, probes=3, probe_ooms=1, real_peak=110 * MIB),
+        row(160, probed=((8, 1), (99, None), (70, 1)), real_peak=110 * MIB),
         row(80, training_ooms=2, predicted=100 * MIB),
     ]
     summed = prediction.summary(rows)
@@ -81,7 +90,8 @@ def test_the_summary_is_over_all_cases() -> None:
     assert (summed["probe_ooms"], summed["training_ooms"]) == (1, 2)
     assert summed["error_median"] == pytest.approx(0.05)
     assert summed["error_p95"] == pytest.approx(1 - 95 / 110, abs=1e-4)
-    assert summed["upper_held"] == round(2 / 3, 3)
+    assert (summed["cases"], summed["upper_held"]) == (3, 2)
+    assert prediction.summary([])["cases"] == 0
 
 
 def test_worst_first() -> None:
@@ -129,7 +139,7 @@ def test_a_journal_tells_the_plan_and_the_peak_at_it() -> None:
         ]
     )  # fmt: skip
     assert found == Managed(
-        planned=80, trained=40, steps=20, probes=2, probe_ooms=1, predicted=90,
+        planned=80, trained=40, steps=20, probed=((40, 50), (90, None)), predicted=90,
         predicted_high=99, real_peak=95,
     )  # fmt: skip
     assert managed.read([]) == Managed()
