@@ -10,16 +10,16 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO := $(BUILD)/demo
 CODE := launcher strategies tests benchmarks configs docs
-BENCHMARKS := $(filter-out __init__ kills oracle,$(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS := $(filter-out __init__ kills oracle prediction search,$(basename $(notdir $(wildcard benchmarks/*.py))))
 RUNS ?= 50
 # One more than cores: tests that run out of memory mostly wait for TensorFlow to say so.
 JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help demo test check chaos keras-suite versions bench clean
+.PHONY: help demo test check chaos keras-suite versions bench bench-memory clean
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | awk -F'|' '{printf "%-18s%s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' Makefile | awk -F'|' '{printf "%-20s%s\n", $$1, $$2}'
 
 demo: $(VENV)/.demo ## set up, run the main job, show how it went
 	@$(BIN)/python -m compileall -q launcher strategies
@@ -58,6 +58,12 @@ bench: $(VENV)/.test ## the benchmarks; their JSON goes to build/bench
 	@set -e; for name in $(BENCHMARKS); do echo "$$name"; \
 	  PYTHONPATH=tests $(BIN)/python -m benchmarks.$$name > $(BUILD)/bench/$$name.json; \
 	  cat $(BUILD)/bench/$$name.json; done
+
+bench-memory: $(VENV)/.test ## what is planned against what fits: an hour and more
+	@mkdir -p $(BUILD)/bench
+	@set -e; for name in prediction search; do echo "$$name"; \
+	  PYTHONPATH=tests $(BIN)/python -m benchmarks.$$name --json \
+	    > $(BUILD)/bench/$$name.json; cat $(BUILD)/bench/$$name.json; done
 
 clean: ## remove all that make has made
 	rm -rf $(VENV) $(BUILD) dist *.egg-info .pytest_cache .mypy_cache .ruff_cache \

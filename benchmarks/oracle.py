@@ -5,32 +5,35 @@
 
 Each trial takes twenty steps of ``fit`` over the entry's global batch, cut by oomrun's
 engine, in a process of its own under the allocator's limit. What has been tried is
-kept in the file and not tried again; it is written after each trial.
+kept in the file, and not tried again with the same engine.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import json
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.zoo import ZOO, Entry
+from benchmarks.memory.kept import TRUTH, Kept, digest
+from benchmarks.zoo import ZOO
 from benchmarks.zoo.outcome import Case, Outcome
 
-__all__ = ["Book", "TrialError", "Truth", "largest"]
+__all__ = ["Book", "TrialError", "Truth", "largest", "serve"]
 
 STEPS = 20
-_FEW_STEPS = 8  # enough to see the peak of a size that is far from the boundary
+_FEW_STEPS = 4  # most sizes that do not fit do not get so far
+_SURVEY_STEPS = 8  # enough to see the peak of a size that is far from the boundary
 _GRID = 1.03
 _STRIDE = 4  # places from the guess to the next size, then twice as many
 _ABOVE = 4  # sizes above the largest that are tried, since memory is not monotone
@@ -71,39 +74,37 @@ class Truth:
 
 
 class Book:
-    """All trials so far, in a file if one is named.
+    """All trials so far with the engine as it is.
 
     Args:
-        file: read if it exists, written after each trial.
+        kept: where they are.
         log: told of each trial, a line.
     """
 
     def __init__(
-        self, file: Path | None = None, log: Callable[[str], None] = lambda line: None
+        self, kept: Kept | None = None, log: Callable[[str], None] = lambda line: None
     ) -> None:
-        self._file, self._log = file, log
-        self._content: dict[str, Any] = {}
-        if file is not None and file.exists():
-            self._content = json.loads(file.read_text())
+        self._kept, self._log = kept or Kept(), log
+        self._section = f"truth {digest(TRUTH)}"
+
+    def _found(self, case: Case) -> dict[str, Any]:
+        found = self._kept.get(self._section, case.key)
+        return found or {"largest": None, "trials": []}
 
     def trials(self, case: Case) -> list[Outcome]:
         """What was tried of a case, by micro-batch."""
-        rows = self._content.get(case.key, {}).get("trials", [])
-        found = [_outcome(row) for row in rows]
+        found = [_outcome(row) for row in self._found(case)["trials"]]
         return sorted(found, key=lambda outcome: outcome.micro)
 
     def trial(self, case: Case, micro: int, steps: int) -> Outcome:
-        """What comes of a trial, from the file if it was made before."""
+        """What comes of a trial, from the book if it was made before."""
+        others = [known for known in self.trials(case) if known.micro != micro]
         for known in self.trials(case):
             if known.micro == micro and (known.wanted >= steps or not known.ok):
                 return known
         outcome = in_a_process(case, micro, steps)
-        found = self._content.setdefault(case.key, {"largest": None, "trials": []})
-        found["trials"] = [
-            row for row in found["trials"] if row["micro"] != outcome.micro
-        ]
-        found["trials"].append(dataclasses.asdict(outcome))
-        self._write()
+        rows = [dataclasses.asdict(each) for each in (*others, outcome)]
+        self._kept.put(self._section, case.key, {**self._found(case), "trials": rows})
         peak = max(outcome.peaks, default=0) / 2**20
         self._log(
             f"{case.key} micro {micro}: {outcome.ended} after {len(outcome.peaks)} "
@@ -113,20 +114,14 @@ class Book:
 
     def settled(self, case: Case) -> int | None:
         """The result of a search that came to its end."""
-        largest: int | None = self._content.get(case.key, {}).get("largest")
+        largest: int | None = self._found(case)["largest"]
         return largest
 
     def settle(self, case: Case, largest: int) -> None:
         """Notes the result of a search."""
-        self._content[case.key]["largest"] = largest
-        self._write()
-
-    def _write(self) -> None:
-        if self._file is None:
-            return
-        new = self._file.with_suffix(".new")
-        new.write_text(json.dumps(self._content, indent=None) + "\n")
-        os.replace(new, self._file)
+        self._kept.put(
+            self._section, case.key, {**self._found(case), "largest": largest}
+        )
 
 
 def _outcome(row: dict[str, Any]) -> Outcome:
@@ -134,36 +129,36 @@ def _outcome(row: dict[str, Any]) -> Outcome:
     return Outcome(**{**row, **lists})
 
 
-def largest(
-    entry: Entry, optimizer: str, xla: bool, limit_mib: int, book: Book | None = None
-) -> Truth:
+def largest(case: Case, book: Book | None = None, guess: int | None = None) -> Truth:
     """Searches for the largest micro-batch that runs; takes minutes.
 
     Args:
-        entry: of the zoo.
-        optimizer: a name of ``benchmarks.zoo.OPTIMIZERS``.
-        xla: whether the model is compiled by XLA.
-        limit_mib: of the device.
+        case: of the zoo, and a limit.
         book: where trials are kept.
+        guess: where to begin.
     """
-    case = Case(entry=entry.name, optimizer=optimizer, xla=xla, limit_mib=limit_mib)
     book = book or Book()
     found = book.settled(case)
     if found is None:
         found = search(
-            entry.batch, limit_mib * 2**20, lambda m, steps: book.trial(case, m, steps)
+            ZOO[case.entry].batch,
+            case.limit_mib * 2**20,
+            lambda micro, steps: book.trial(case, micro, steps),
+            guess,
         )
         book.settle(case, found)
     return Truth(case, found, tuple(book.trials(case)))
 
 
-def search(batch: int, limit_bytes: int, attempt: Try) -> int:
+def search(batch: int, limit_bytes: int, attempt: Try, guess: int | None = None) -> int:
     """The largest size that takes all steps, with sizes around it tried as well.
 
     Args:
         batch: the largest size that makes sense.
         limit_bytes: of the device, for a first guess.
         attempt: tries a size for so many steps.
+        guess: where to begin. Without one, sizes far below are tried first, to guess
+            by, and at last, for those who study peaks.
 
     Returns:
         The size, 0 if none runs.
@@ -174,21 +169,28 @@ def search(batch: int, limit_bytes: int, attempt: Try) -> int:
     def fits(place: int) -> bool:
         size = grid[place]
         if size not in tried:
-            tried[size] = attempt(size, STEPS).ok
+            tried[size] = attempt(size, _FEW_STEPS).ok
         return tried[size]
 
-    guess = _guess(batch, limit_bytes, attempt)
-    start = min(range(len(grid)), key=lambda place: abs(grid[place] - guess))
+    begin = guess or _guess(batch, limit_bytes, attempt)
+    start = min(range(len(grid)), key=lambda place: abs(grid[place] - begin))
     place = _boundary(len(grid), start, fits)
     misses = 0
     while place + 1 < len(grid) and misses < _ABOVE:
         place += 1
         misses = 0 if fits(place) else misses + 1
-    found = max((size for size, ran in tried.items() if ran), default=0)
-    for part in _BELOW:
+    found = _lasting(grid, tried, attempt)
+    for part in _BELOW if guess is None else ():
         if int(part * found):
-            attempt(int(part * found), _FEW_STEPS)
+            attempt(int(part * found), _SURVEY_STEPS)
     return found
+
+
+def _lasting(grid: Sequence[int], tried: Mapping[int, bool], attempt: Try) -> int:
+    """The largest size that takes all steps, of those that may."""
+    most = max((size for size, ran in tried.items() if ran), default=0)
+    sizes = [size for size in grid if size <= most and tried.get(size, True)]
+    return next((size for size in reversed(sizes) if attempt(size, STEPS).ok), 0)
 
 
 def _boundary(places: int, start: int, fits: Callable[[int], bool]) -> int:
@@ -212,7 +214,7 @@ def _boundary(places: int, start: int, fits: Callable[[int], bool]) -> int:
 def _guess(batch: int, limit_bytes: int, attempt: Try) -> int:
     """Where the boundary may be, by the peaks of two sizes far apart."""
     small, large = max(1, batch // 8), max(2, batch // 3)
-    first, second = (attempt(size, _FEW_STEPS) for size in (small, large))
+    first, second = (attempt(size, _SURVEY_STEPS) for size in (small, large))
     if not (first.ok and second.ok):
         return int(small * 1.5) if first.ok else small // 2
     peak = max(second.peaks)
@@ -233,7 +235,7 @@ def _grid(batch: int) -> list[int]:
 def in_a_process(case: Case, micro: int, steps: int) -> Outcome:
     """A trial in a process of its own, forked from one that has TensorFlow imported."""
     context = multiprocessing.get_context("forkserver")
-    _serve()
+    serve()
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(theirs, case, micro, steps))
     process.start()
@@ -258,8 +260,12 @@ def in_a_process(case: Case, micro: int, steps: int) -> Outcome:
     return answer  # type: ignore[no-any-return]
 
 
-def _serve() -> None:
-    """Starts the process that the trials are forked from, unless it is there."""
+@functools.cache
+def serve() -> None:
+    """Starts the process that the trials are forked from, once.
+
+    Our environment is another one meanwhile: call it before there are threads.
+    """
     multiprocessing.set_forkserver_preload([f"{__package__}.zoo.trial"])
     before = dict(os.environ)
     # What TensorFlow reads when it is imported; the limit it reads at its first use.
@@ -293,7 +299,7 @@ def main() -> None:
     parser.add_argument("--xla", choices=("no", "yes", "both"), default="no")
     parser.add_argument("--limits", default="1,0,2", help="places in Entry.limits")
     given = parser.parse_args()
-    book = Book(given.file, lambda line: print(line, file=sys.stderr, flush=True))
+    book = Book(Kept(given.file), lambda line: print(line, file=sys.stderr, flush=True))
     found = []
     for limit, optimizer, xla, name in itertools.product(
         map(int, given.limits.split(",")),
@@ -301,9 +307,14 @@ def main() -> None:
         {"no": (False,), "yes": (True,), "both": (False, True)}[given.xla],
         given.models.split(",") if given.models else ZOO,
     ):
-        entry = ZOO[name]
+        case = Case(
+            entry=name,
+            optimizer=optimizer,
+            xla=xla,
+            limit_mib=ZOO[name].limits[limit],
+        )
         try:
-            truth = largest(entry, optimizer, xla, entry.limits[limit], book)
+            truth = largest(case, book)
         except TrialError as error:
             print(error, file=sys.stderr, flush=True)
             continue

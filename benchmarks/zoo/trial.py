@@ -26,7 +26,7 @@ from oomrun.core.plan import DevicePlan, Plan
 from oomrun.environment import worker_environment
 from oomrun.worker import pool
 
-__all__ = ["run"]
+__all__ = ["limited", "run"]
 
 _MIB = 2**20
 
@@ -66,7 +66,7 @@ def run(case: Case, micro: int, steps: int) -> Outcome:
     restart, the process ends with oomrun's code for that.
     """
     began = time.perf_counter()
-    os.environ.update(_limited(case.limit_mib))
+    os.environ.update(limited(case.limit_mib))
     pool.gather_on_first_use()
     entry = ZOO[case.entry]
     ended, message = "ran", ""
@@ -116,7 +116,7 @@ def _state_bytes(model: Any) -> int:
     )
 
 
-def _limited(limit_mib: int) -> dict[str, str]:
+def limited(limit_mib: int) -> dict[str, str]:
     """The settings that oomrun gives a worker whose CPU device has this limit."""
     limit = limit_mib * _MIB
     plan = Plan(

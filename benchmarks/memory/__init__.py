@@ -1,0 +1,1 @@
+"""What the benchmarks of memory share: what is kept, real runs, trials by hand."""
