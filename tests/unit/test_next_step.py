@@ -59,3 +59,11 @@ def test_passes_of_one_size_where_each_is_compiled() -> None:
     found = step(known, remembered=True, even=True)
     assert isinstance(found, Settled)
     assert 8192 % found.size == 0
+
+
+def test_a_graph_that_was_wrong_is_not_believed_again() -> None:
+    # Of a GRU: 817 had run out of memory, and 816 was trained without a trial.
+    known = MemoryModel(state_bytes=8, static={2048: 30})
+    found = step(known, trials_left=2, failed=817)
+    assert isinstance(found, Try)
+    assert found.size < 800

@@ -100,7 +100,9 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
         # Not even what is smallest is known to fit: it is tried all the same.
         first = _FIRST if not known.measured and not known.static else 1
         wanted = min(most, first)
-    if wanted == most and _far_below(known, most, asked.budget_bytes):
+    # What ran out of memory was predicted to fit as well.
+    credible = asked.failed is None
+    if wanted == most and credible and _far_below(known, most, asked.budget_bytes):
         return replace(_settled(known, most, asked), surely=True)
     largest = max((m for m in known.measured if m <= most), default=0)
     if largest:
