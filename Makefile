@@ -30,7 +30,7 @@ demo: $(VENV)/.demo ## set up, run the main job, show how it went
 	cd $(DEMO) && $(abspath $(BIN))/oomrun status runs/quickstart
 
 test: check ## set up, run all checks and all tests but the slow ones
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(JOBS) --dist loadgroup
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(JOBS)
 
 check: $(VENV)/.test ## lint, types, import contracts
 	$(BIN)/ruff check $(CODE)

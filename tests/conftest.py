@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -11,6 +12,32 @@ from hypothesis import settings
 # How long an example takes says how busy the machine is.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+
+
+# What their first test makes serves all of a module: each goes to one of the processes
+# that share the tests.
+_TOGETHER = (
+    "tests/engine/test_compatibility.py",
+    "tests/unit/test_device_modes.py",
+    "tests/unit/test_packaging.py",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Each test to whichever process is free, but for ``_TOGETHER``.
+
+    The mark ``xdist_group`` would say the same, but pytest-xdist 3.8 writes it into an
+    attribute that pytest 9.2 no longer reads, and says nothing.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            module = nodeid.partition("::")[0]
+            return module if module in _TOGETHER else nodeid
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture

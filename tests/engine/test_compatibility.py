@@ -12,9 +12,6 @@ from engine.registry import Row
 from engine.rows import ROWS
 from engine.running import Result, in_processes
 
-# All on one of the processes that share the tests: it begins all rows at once.
-pytestmark = pytest.mark.xdist_group("table")
-
 
 @pytest.fixture(scope="module")
 def result_of(request: pytest.FixtureRequest) -> Iterator[Callable[[Row], Result]]:

@@ -180,9 +180,6 @@ print(json.dumps({
 '''
 
 
-pytestmark = pytest.mark.xdist_group("modes")  # one process looks at all of them
-
-
 @pytest.fixture(scope="module")
 def seen() -> Any:
     done = subprocess.run(

@@ -46,9 +46,6 @@ PUBLIC = {
 }
 
 
-pytestmark = pytest.mark.xdist_group("packaging")  # one wheel for all of it
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from a copy: setuptools leaves folders where it builds."""

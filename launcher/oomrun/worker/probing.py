@@ -85,7 +85,11 @@ class Prober:
             where to begin.
         """
         sizes = self._session.micro_batches
-        rest = self._at_rest_bytes()
+        rest, batch_bytes = self._at_rest_bytes(), 0
+        if pool.limit_bytes() is not None:
+            # The data lie in the same memory. Measured: in some steps of a training
+            # there is a batch or two more of them than there was in a trial.
+            batch_bytes = int(slicing.bytes_of_a_row(data) * samples)
         # Where a step compiled by XLA runs out of memory nothing can be put back.
         trials = 0 if self._function.by_xla else TRIALS
         if larger > 1:
@@ -109,7 +113,7 @@ class Prober:
             asked = probing.Asked(
                 samples=samples,
                 at_most=sizes.size(samples),
-                budget_bytes=sizes.budget_bytes,
+                budget_bytes=max(1, sizes.budget_bytes - batch_bytes),
                 trials_left=trials,
                 failed=sizes.failed,
                 remembered=remembered,
@@ -132,7 +136,8 @@ class Prober:
             ):
                 if size < samples and not may_cut():
                     return None
-                return Found(size, step.reason, known.predict(size))
+                peak = _with_data(known.predict(size), batch_bytes)
+                return Found(size, step.reason, peak)
             trials -= 1
             likely = known.predict(samples)
             perhaps = likely is not None and likely.bytes <= asked.budget_bytes
@@ -259,6 +264,15 @@ class Prober:
                 message=message[:500],
             )
         )
+
+
+def _with_data(peak: Peak | None, batch_bytes: int) -> Peak | None:
+    """``peak`` where a batch more of the data may be in memory."""
+    if peak is None:
+        return None
+    return Peak(
+        bytes=peak.bytes + batch_bytes // 2, high_bytes=peak.high_bytes + batch_bytes
+    )
 
 
 def _wait_for(logs: Any) -> None:
