@@ -35,6 +35,7 @@ def example(tmp_path: Path, epochs: int, *options: str) -> tuple[jobs.Job, Path,
     return job, under, alone
 
 
+@pytest.mark.slow
 def test_the_example_ends_with_the_weights_of_the_script_alone(tmp_path: Path) -> None:
     job, under, alone = example(tmp_path, 2)
     status = job.status()

@@ -28,7 +28,10 @@ np.savez("weights.npz", *model.get_weights(), *history.history.values())
     ("mode", "recovery"),
     # XLA may have written anything to the weights where it failed: only a new process
     # knows them again.
-    [("jit_compile", "restart"), ("run_eagerly", "in_process")],
+    [
+        ("jit_compile", "restart"),
+        pytest.param("run_eagerly", "in_process", marks=pytest.mark.slow),
+    ],
 )
 def test_weights_are_right_after_running_out(
     mode: str, recovery: str, tmp_path: Path

@@ -64,7 +64,23 @@ def _limited(style: Style) -> str:
     return f"devices: {{cpu: 1, memory: {style.limit}}}\nmemory: {{probe: never}}\n"
 
 
-@pytest.mark.parametrize("name", sorted(STYLES))
+# The others take five minutes more; what is special in them is a row of the
+# compatibility table as well.
+QUICK = frozenset(
+    {
+        "autoencoder", "custom_loop", "lstm_lengths", "mixed_precision",
+        "own_train_step", "pipeline", "py_dataset", "train_on_batch",
+    }
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in sorted(STYLES)
+    ],
+)
 def test_out_of_memory_changes_none_of_its_numbers(name: str, tmp_path: Path) -> None:
     style, script = STYLES[name], SCRIPTS / f"{name}.py"
     job = jobs.make(tmp_path / "job", script.read_text(), _limited(style))

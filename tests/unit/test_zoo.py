@@ -69,6 +69,7 @@ def test_data_are_those_of_the_seed(entry: Entry) -> None:
     assert not same(once, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "optimizer"), WAYS)
 def test_an_entry_trains(name: str, optimizer: str) -> None:
     before, after, loss = trained(ZOO[name], optimizer)
@@ -76,6 +77,7 @@ def test_an_entry_trains(name: str, optimizer: str) -> None:
     assert not same(before, after)
 
 
+@pytest.mark.slow
 def test_an_entry_trains_alike_by_xla() -> None:
     before, after, loss = trained(ZOO["siamese"], "sgd", jit_compile=True)
     plain_before, _, plain_loss = trained(ZOO["siamese"], "sgd")
@@ -183,6 +185,7 @@ def test_everything_fits() -> None:
 # -- trials ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_trials_run_under_the_limit_and_are_kept(tmp_path: Path) -> None:
     file = tmp_path / "truth.json"
     lines: list[str] = []
