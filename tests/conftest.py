@@ -68,7 +68,8 @@ def _leaves_keras_as_it_was() -> Iterator[None]:
     """Fails the test that changes the precision of those behind it."""
     yield
     if keras := sys.modules.get("keras"):
+        from precision import use_precision
+
         left = (keras.config.floatx(), keras.config.dtype_policy().name)
-        keras.config.set_floatx("float32")
-        keras.config.set_dtype_policy("float32")
+        use_precision("float32")
         assert left == ("float32", "float32"), "this test left Keras in its precision"

@@ -14,7 +14,6 @@ from oomrun.core import breakdown as breakdowns
 from oomrun.core import events as ev
 from oomrun.core import plan as plans
 from oomrun.core.breakdown import Breakdown
-from oomrun.core.memory import Peak
 from oomrun.core.plan import DevicePlan, Plan
 from oomrun.core.spec import Command, JobSpec
 from oomrun.core.units import format_bytes
@@ -59,18 +58,7 @@ class Shown:
     @property
     def breakdown(self) -> Breakdown | None:
         """What the first device's peak is made of, where it is known."""
-        device = self.plan.devices[0]
-        size, likely = device.micro_batch_size, device.predicted_peak_bytes
-        if self.composition is None or size is None or likely is None:
-            return None
-        high = device.predicted_peak_high_bytes
-        return breakdowns.explain(
-            self.composition,
-            size,
-            Peak(bytes=likely, high_bytes=likely if high is None else high),
-            limit_bytes=device.limit_bytes,
-            budget_bytes=device.budget_bytes,
-        )
+        return breakdowns.of_device(self.composition, self.plan.devices[0])
 
 
 def to_json(spec: JobSpec, shown: Shown) -> dict[str, Any]:

@@ -10,12 +10,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 from oomrun.core.events import StateMeasured
-from oomrun.core.memory import MemoryModel, Peak
+from oomrun.core.memory import MemoryModel, Peak, peak_of
 
-__all__ = ["Breakdown", "Parts", "explain", "known_from_graph", "to_json"]
+__all__ = [
+    "Breakdown", "Parts", "explain", "known_from_graph", "of_device", "to_json",
+]  # fmt: skip
+
+
+class Predicted(Protocol):
+    """A device as a plan or a status tells it, in bytes."""
+
+    @property
+    def micro_batch_size(self) -> int | None: ...
+    @property
+    def predicted_peak_bytes(self) -> int | None: ...
+    @property
+    def predicted_peak_high_bytes(self) -> int | None: ...
+    @property
+    def limit_bytes(self) -> int | None: ...
+    @property
+    def budget_bytes(self) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +87,21 @@ class Breakdown:
     margin_bytes: int
     unused_bytes: int | None = None
     headroom_bytes: int | None = None
+
+
+def of_device(seen: StateMeasured | None, device: Predicted) -> Breakdown | None:
+    """What a device's predicted peak is made of, where that is known."""
+    size = device.micro_batch_size
+    peak = peak_of(device.predicted_peak_bytes, device.predicted_peak_high_bytes)
+    if seen is None or size is None or peak is None:
+        return None
+    return explain(
+        seen,
+        size,
+        peak,
+        limit_bytes=device.limit_bytes,
+        budget_bytes=device.budget_bytes,
+    )
 
 
 def explain(

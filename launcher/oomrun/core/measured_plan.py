@@ -7,13 +7,12 @@ any (``planning.py``), measuring (``oomrun.measuring``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from oomrun.core import breakdown, planning
 from oomrun.core.errors import InfeasiblePlanError
 from oomrun.core.events import MicroBatchPlanned, StateMeasured
-from oomrun.core.memory import MemoryModel, Peak
+from oomrun.core.memory import MemoryModel, Peak, largest, peak_of
 from oomrun.core.plan import Plan
 from oomrun.core.spec import AUTO, AtMost, Cpus, JobSpec
 from oomrun.core.state import JobState
@@ -37,11 +36,8 @@ def measured_plan(
         state: of the run that has measured.
         planned: what it has come to.
     """
-    size, likely = planned.micro_batch_size, planned.predicted_peak_bytes
-    high = planned.predicted_peak_high_bytes
-    peak = None
-    if likely is not None:
-        peak = Peak(bytes=likely, high_bytes=likely if high is None else high)
+    peak = peak_of(planned.predicted_peak_bytes, planned.predicted_peak_high_bytes)
+    size = planned.micro_batch_size
     return _with(spec, inventory, state, size, peak, planned.reason)
 
 
@@ -82,7 +78,7 @@ def plan_elsewhere(
         return replace(made, notes=(*made.notes, _UNTOLD))
     least, most = _bounds(spec, seen.global_batch_size)
     sure = known.largest_within(budget, most)
-    likely = _largest(lambda size: _likely(known, size) <= budget, most)
+    likely = largest(lambda size: _likely(known, size) <= budget, most)
     if likely < least:
         raise InfeasiblePlanError(
             f"by the graph of its step, micro-batch {least} needs more than such a GPU "
@@ -121,15 +117,6 @@ def _bounds(spec: JobSpec, samples: int) -> tuple[int, int]:
 def _likely(known: MemoryModel, size: int) -> int:
     peak = known.predict(size)
     return 0 if peak is None else peak.bytes
-
-
-def _largest(fits: Callable[[int], bool], at_most: int) -> int:
-    """The largest size that fits, where all below one that does fit too; or 0."""
-    good, bad = 0, at_most + 1
-    while bad - good > 1:
-        size = (good + bad) // 2
-        good, bad = (size, bad) if fits(size) else (good, size)
-    return good
 
 
 def _range(sure: int, likely: int, most: int) -> str:

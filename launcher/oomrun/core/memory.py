@@ -7,11 +7,11 @@ Does not cover: how that is learnt (``worker/probing.py``), which size is tried 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-__all__ = ["MemoryModel", "Peak", "budget_bytes", "limit_grew"]
+__all__ = ["MemoryModel", "Peak", "budget_bytes", "largest", "limit_grew", "peak_of"]
 
 # How far the upper end of a prediction lies above the most likely value, as a fraction
 # of what depends on the micro-batch. Measured on the models of ``benchmarks/zoo``.
@@ -36,6 +36,23 @@ class Peak:
 
     bytes: int
     high_bytes: int
+
+
+def peak_of(likely_bytes: int | None, high_bytes: int | None) -> Peak | None:
+    """The peak that two numbers of a plan or an event are; None where there is none."""
+    if likely_bytes is None:
+        return None
+    high = likely_bytes if high_bytes is None else high_bytes
+    return Peak(bytes=likely_bytes, high_bytes=high)
+
+
+def largest(fits: Callable[[int], bool], at_most: int) -> int:
+    """The largest size that fits, where all below one that does fit too; or 0."""
+    good, bad = 0, at_most + 1
+    while bad - good > 1:
+        size = (good + bad) // 2
+        good, bad = (size, bad) if fits(size) else (good, size)
+    return good
 
 
 def budget_bytes(limit_bytes: int, headroom: float | int) -> int:
@@ -164,15 +181,12 @@ class MemoryModel:
 
     def largest_within(self, budget_bytes: int, at_most: int) -> int:
         """The largest size whose upper end is within the budget; 0 where none is."""
-        fits, too_large = 0, at_most + 1
-        while too_large - fits > 1:
-            size = (fits + too_large) // 2
+
+        def fits(size: int) -> bool:
             peak = self.predict(size)
-            if peak is not None and peak.high_bytes <= budget_bytes:
-                fits = size
-            else:
-                too_large = size
-        return fits
+            return peak is not None and peak.high_bytes <= budget_bytes
+
+        return largest(fits, at_most)
 
     def _static_at(self, size: int) -> float:
         """The graph's peak at ``size``, along the lines between its figures."""

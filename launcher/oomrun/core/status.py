@@ -118,10 +118,11 @@ def _prediction(
     """The plan's prediction, or one of our own where the size was changed since."""
     if size is None:
         return None
-    likely = planned.get("predicted_peak_bytes")
-    if size == planned.get("micro_batch_size") and likely is not None:
-        high = planned.get("predicted_peak_high_bytes")
-        return memory.Peak(bytes=likely, high_bytes=likely if high is None else high)
+    made = memory.peak_of(
+        planned.get("predicted_peak_bytes"), planned.get("predicted_peak_high_bytes")
+    )
+    if size == planned.get("micro_batch_size") and made is not None:
+        return made
     if size in state.predictions:
         return state.predictions[size]
     # A size that was measured would predict itself and say nothing of the error.
@@ -161,19 +162,9 @@ def status_json(state: JobState) -> dict[str, Any]:
 
 def _breakdown(state: JobState) -> dict[str, Any] | None:
     """What the first device's predicted peak is made of, where that is known."""
-    seen, device = state.composition, next(iter(devices(state)), None)
-    if seen is None or device is None or device.predicted_peak_bytes is None:
-        return None
-    likely, high = device.predicted_peak_bytes, device.predicted_peak_high_bytes
-    return breakdown.to_json(
-        breakdown.explain(
-            seen,
-            device.micro_batch_size or 0,
-            memory.Peak(bytes=likely, high_bytes=likely if high is None else high),
-            limit_bytes=device.limit_bytes,
-            budget_bytes=device.budget_bytes,
-        )
-    )
+    device = next(iter(devices(state)), None)
+    found = device and breakdown.of_device(state.composition, device)
+    return breakdown.to_json(found) if found else None
 
 
 _DEVICE_KEYS = (

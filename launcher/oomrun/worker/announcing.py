@@ -7,13 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import keras
-import tensorflow as tf
-
 from oomrun.core import events as ev
 from oomrun.core.memory import Peak
 from oomrun.worker import checkpointing, devices, remembering
-from oomrun.worker.engine import keeping, static
+from oomrun.worker.engine import keeping, slicing, static
 from oomrun.worker.fit_call import FitCall
 
 if TYPE_CHECKING:
@@ -84,15 +81,12 @@ def state_measured(
         graph: what the step's graph says, by rows of a batch.
     """
     (memory,) = devices.read_memory(session.launch.plan)
-    batch = [
-        value for value in keras.tree.flatten(data) if isinstance(value, tf.Tensor)
-    ]
     seen = ev.StateMeasured(
         at=time.time(),
         attempt=session.launch.attempt,
         fit=session.fit.number if session.fit else 0,
         global_batch_size=samples,
-        input_bytes=sum(v.shape.num_elements() * v.dtype.size for v in batch),
+        input_bytes=slicing.bytes_of(data),
         rest_bytes=memory.in_use_bytes,
         graph_sizes=tuple(graph),
         graph_peaks=tuple(peak.bytes for peak in graph.values()),

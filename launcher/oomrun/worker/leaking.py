@@ -104,7 +104,7 @@ class LeakWatch:
     def explains_exhaustion(self) -> ev.LeakFound | None:
         """What was found where memory has just run out, if that was a leak's doing."""
         rising = all(a < b for a, b in itertools.pairwise(self._recent))
-        if self._first is None or len(self._recent) < _RISING or not rising:
+        if len(self._recent) < _RISING or not rising:
             return None
         return self._found(None) if self._has_grown() else None
 

@@ -89,7 +89,7 @@ class Prober:
         if pool.limit_bytes() is not None:
             # The data lie in the same memory. Measured: in some steps of a training
             # there is a batch or two more of them than there was in a trial.
-            batch_bytes = int(slicing.bytes_of_a_row(data) * samples)
+            batch_bytes = slicing.bytes_of(data)
         # Where a step compiled by XLA runs out of memory nothing can be put back.
         trials = 0 if self._function.by_xla else TRIALS
         if larger > 1:

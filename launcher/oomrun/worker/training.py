@@ -142,7 +142,7 @@ class TrainFunction:
                 self._probed = samples
                 announcing.state_measured(session, model, data, samples, {})
             return
-        row = slicing.bytes_of_a_row(data)
+        row = slicing.bytes_of(data) / max(1, samples)
         larger = row / self._probed_row if self._probed_row else 1.0
         if samples <= self._probed and larger <= _LARGER:
             return

@@ -86,14 +86,14 @@ def with_shapes_of(spec: Any, data: Any) -> Any:
     return keras.tree.map_structure(known, spec, data)
 
 
-def bytes_of_a_row(data: Any) -> float:
-    """Bytes of one sample of an eager batch, on average; 0 of what is no tensor."""
+def bytes_of(data: Any) -> int:
+    """Bytes of an eager batch; what is no tensor has none."""
     held = 0
     for value in keras.tree.flatten(data):
         flat = value.flat_values if isinstance(value, tf.RaggedTensor) else value
         if isinstance(flat, tf.Tensor):
             held += int(flat.shape.num_elements()) * flat.dtype.size
-    return held / max(1, batch_size(data))
+    return held
 
 
 def known_rows(data: Any) -> int | None:
