@@ -19,7 +19,7 @@ import socketserver
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any
@@ -92,17 +92,10 @@ class Exporter:
             Whether such a scrape has happened.
         """
         self._ending.set()
-        wait_s = self._patience_s(max_s, time.monotonic())
-        return wait_s > 0 and self._final_scrape.wait(wait_s)
-
-    def _patience_s(self, max_s: float, now: float) -> float:
         with self._scrapes:
-            times = list(self._scraped_at)
-        if not times:
-            return 0.0
-        gaps = [later - sooner for sooner, later in itertools.pairwise(times)]
-        interval = max(gaps, default=max_s / 2)
-        return min(max_s, times[-1] + 2 * interval - now)
+            times = tuple(self._scraped_at)
+        wait_s = patience_s(times, max_s, time.monotonic())
+        return wait_s > 0 and self._final_scrape.wait(wait_s)
 
     def close(self) -> None:
         """Stops serving and frees the port. A second call does nothing."""
@@ -142,13 +135,34 @@ class Exporter:
     def _answer_scrape(self, request: _Request) -> None:
         # Read before the state is: a scrape that began before the end may not show it.
         ending = self._ending.is_set()
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        request.reply(HTTPStatus.OK, content_type, encode(self._registry))
-        if request.command == "GET":
+        counts = request.command == "GET"
+        if counts:
+            # Before the reply: whoever has it may end the run at once.
             with self._scrapes:
                 self._scraped_at.append(time.monotonic())
-            if ending:
-                self._final_scrape.set()
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        request.reply(HTTPStatus.OK, content_type, encode(self._registry))
+        if counts and ending:
+            self._final_scrape.set()
+
+
+def patience_s(scraped_at: Sequence[float], max_s: float, now: float) -> float:
+    """How long the end of a run waits for one more scrape, in seconds.
+
+    Args:
+        scraped_at: when the last scrapes were, in seconds, the oldest first.
+        max_s: the longest wait.
+        now: the time, on the same clock.
+
+    Returns:
+        Two of the scraper's own intervals after its last scrape at most; not above
+        0 where nobody scrapes, or not any more.
+    """
+    if not scraped_at:
+        return 0.0
+    gaps = [later - sooner for sooner, later in itertools.pairwise(scraped_at)]
+    interval = max(gaps, default=max_s / 2)
+    return min(max_s, scraped_at[-1] + 2 * interval - now)
 
 
 class _Request(http.server.BaseHTTPRequestHandler):
