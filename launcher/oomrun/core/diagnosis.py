@@ -7,38 +7,15 @@ look like (``oom_text.py``), what to do (``policy.py``).
 
 from __future__ import annotations
 
-import enum
 import signal as signals
 from dataclasses import dataclass
 
 from oomrun.core import command, units
+from oomrun.core.causes import Cause
 from oomrun.core.events import LeakFound, OomOccurred, ScriptEnded
 from oomrun.core.oom_text import find_exhaustion, looks_like_device_oom
 
 __all__ = ["Cause", "Diagnosis", "Evidence", "diagnose"]
-
-
-class Cause(str, enum.Enum):
-    """Why an attempt ended. The value is the word in the journal and in metrics."""
-
-    FINISHED = "finished"
-    DEVICE_OOM = "device_oom"
-    HOST_OOM = "host_oom"
-    LEAK = "leak"
-    CRASH = "crash"
-    KILLED = "killed"
-    PREEMPTION = "preemption"
-    HANG = "hang"
-    MISCONFIGURATION = "misconfiguration"
-
-    @property
-    def budget(self) -> str:
-        """What its restarts count as; a key of ``recovery.max_restarts``, if any."""
-        if self in (Cause.DEVICE_OOM, Cause.HOST_OOM):
-            return "oom"
-        if self in (Cause.PREEMPTION, Cause.HANG, Cause.LEAK):
-            return str(self.value)
-        return "crash"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
