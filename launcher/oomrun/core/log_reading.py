@@ -159,7 +159,13 @@ def _whole(found: Sequence[Line], index: int, form: Form) -> tuple[Hit, int]:
     return Hit(line, form, text), used
 
 
+# TensorFlow's and XLA's allocators list every chunk they have: thousands of lines.
+_of_a_dump = re.compile(
+    r"\] (?:InUse|Free|Chunk|Next region|Bin \(|Sum Total|  Size:|\d+ Chunks of size)"
+)
+
+
 def _form_of(text: str) -> Form | None:
-    if not MAY_MATTER.search(text):
+    if _of_a_dump.search(text, 0, 200) or not MAY_MATTER.search(text):
         return None
     return next((form for form in FORMS if form.pattern.search(text)), None)

@@ -123,6 +123,8 @@ def signs(
         found.append("huge_request")
     if facts.shape and max(facts.shape) >= _HUGE_DIMENSION and len(facts.shape) == 2:
         found.append("weight")
+    if facts.shape and _unsplit(text, facts.shape[0]):
+        found.append("unsplit")
     if _fragmented_pool(text, facts.requested_bytes):
         found.append("fragmentation")
     nodes = [int(match[1]) for match in _node_number.finditer(text)]
@@ -141,6 +143,18 @@ def _fragmented(text: str) -> bool:
         return free is None
     unused = float(free[1]) * _SCALE[free[2]]
     return unused >= 0.5 * float(wanted[1]) * _SCALE[wanted[2]]
+
+
+_replicas = re.compile(r"\b(?:towers|replicas|gpus|devices|num_gpus|ranks)[=:] ?(\d+)")
+_samples = re.compile(r"\b\w{0,20}(?:images|samples|batch)\w{0,20}[=:] ?(\d+)")
+
+
+def _unsplit(text: str, size: int) -> bool:
+    """Whether a tensor holds the samples of all replicas."""
+    replicas, samples = _replicas.search(text), _samples.search(text)
+    if replicas is None or samples is None or int(replicas[1]) < 2:
+        return False
+    return int(replicas[1]) * int(samples[1]) == size
 
 
 def _fragmented_pool(text: str, wanted: int | None) -> bool:
@@ -241,7 +255,7 @@ def _of_device(phase: Phase, signs: Sequence[str]) -> tuple[str, ...]:
         return ("restart_same", "fix_code")
     if "fragmentation" in signs:
         return ("restart_same", "shrink_micro_batch")
-    if {"weight", "padding", "huge_request", "sequence"} & set(signs) or (
+    if {"weight", "padding", "huge_request", "sequence", "unsplit"} & set(signs) or (
         phase in ("apply", "evaluate", "start")
     ):
         return ("fix_code", "shrink_micro_batch")
