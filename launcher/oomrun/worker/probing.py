@@ -86,10 +86,13 @@ class Prober:
         """
         sizes = self._session.micro_batches
         rest, batch_bytes = self._at_rest_bytes(), 0
-        if pool.limit_bytes() is not None:
+        limit_bytes = pool.limit_bytes()
+        if limit_bytes is not None:
             # The data lie in the same memory. Measured: in some steps of a training
-            # there is a batch or two more of them than there was in a trial.
-            batch_bytes = slicing.bytes_of(data)
+            # there is a batch or two more of them than there was in a trial. What else
+            # the headroom is for seldom comes at the same time.
+            headroom = max(0, limit_bytes - sizes.budget_bytes)
+            batch_bytes = max(0, slicing.bytes_of(data) - headroom // 2)
         # Where a step compiled by XLA runs out of memory nothing can be put back.
         trials = 0 if self._function.by_xla else TRIALS
         if larger > 1:
@@ -136,7 +139,7 @@ class Prober:
             ):
                 if size < samples and not may_cut():
                     return None
-                peak = _with_data(known.predict(size), batch_bytes)
+                peak = _with_data(known.counted(size), batch_bytes)
                 return Found(size, step.reason, peak)
             trials -= 1
             likely = known.predict(samples)
