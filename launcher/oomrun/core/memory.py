@@ -125,11 +125,11 @@ class MemoryModel:
     def predict(self, micro_batch_size: int) -> Peak | None:
         """The peak of a step at ``micro_batch_size``; None where nothing is known.
 
-        A size that was measured predicts itself, less what it did not need. From there to another the peak rises
-        as the graph's own figures do, or the line through two sizes that were measured,
-        whichever is steeper: a library's workspace does not grow with the batch, so
-        that the line through small sizes is too flat for large ones. Where nothing was
-        measured, the graph's figures stand for themselves.
+        A size that was measured predicts itself, less what it did not need. From there
+        to another the peak rises as the graph's own figures do, or the line through two
+        sizes that were measured, whichever is steeper: a library's workspace does not
+        grow with the batch, so that the line through small sizes is too flat for large
+        ones. Where nothing was measured, the graph's figures stand for themselves.
         """
         size, needed = micro_batch_size, self.needed
         rest = min([self.state_bytes or 0, *needed.values()])
