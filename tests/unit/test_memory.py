@@ -89,9 +89,25 @@ def test_what_the_allocator_wasted_is_not_needed() -> None:
         model(measured=ran, in_order=True),
     ):
         assert other.needed == ran
-    counted = known.counted(185)
-    assert counted is not None
-    assert counted.bytes == counted.high_bytes == 124 * MIB
+    for size, likely in ((185, 124), (176, 124)):
+        counted = known.counted(size)
+        assert counted is not None
+        assert counted.bytes == counted.high_bytes == likely * MIB
+    smaller = known.counted(120)
+    assert smaller is not None
+    assert smaller.bytes < 100 * MIB
+    assert smaller.high_bytes == 124 * MIB
+
+
+@pytest.mark.parametrize(("limit", "high"), [(125, 125), (200, 104), (None, 104)])
+def test_a_pool_that_is_nearly_needed_may_all_be_handed_out(
+    limit: int | None, high: int
+) -> None:
+    known = model(measured={92: 101 * MIB}, static={92: 40 * MIB}, in_order=True)
+    peak = known.counted(92, None if limit is None else limit * MIB)
+    assert peak is not None
+    assert peak.bytes == 101 * MIB
+    assert peak.high_bytes == pytest.approx(high * MIB, rel=0.01)
 
 
 @pytest.mark.parametrize("static", [{}, {256: 1000 * MIB}])

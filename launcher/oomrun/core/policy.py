@@ -154,7 +154,7 @@ def _after_device_oom(
         # Its need is not the micro-batch's, and it has been met: a pool that has become
         # fragmented is whole again in a new process.
         return Restart(
-            reason=f"{diagnosis.summary}. That was in the optimizer, which has had room "
+            reason=f"{diagnosis.summary}. That was in the optimizer, which had room "
             "before in this attempt: again, in a new process",
             micro_batch_size=failed,
         )

@@ -8,6 +8,7 @@ are those of a run that tried nothing. Which size is tried is decided by
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -139,8 +140,10 @@ class Prober:
             ):
                 if size < samples and not may_cut():
                     return None
-                peak = _with_data(known.counted(size), batch_bytes)
-                return Found(size, step.reason, peak)
+                counted = known.counted(size, limit_bytes)
+                return Found(
+                    size, step.reason, _with_data(counted, batch_bytes, limit_bytes)
+                )
             trials -= 1
             likely = known.predict(samples)
             perhaps = likely is not None and likely.bytes <= asked.budget_bytes
@@ -269,12 +272,16 @@ class Prober:
         )
 
 
-def _with_data(peak: Peak | None, batch_bytes: int) -> Peak | None:
+def _with_data(
+    peak: Peak | None, batch_bytes: int, limit_bytes: int | None
+) -> Peak | None:
     """``peak`` where a batch more of the data may be in memory."""
     if peak is None:
         return None
+    bound = sys.maxsize if limit_bytes is None else limit_bytes
     return Peak(
-        bytes=peak.bytes + batch_bytes // 2, high_bytes=peak.high_bytes + batch_bytes
+        bytes=min(bound, peak.bytes + batch_bytes // 2),
+        high_bytes=min(bound, peak.high_bytes + batch_bytes),
     )
 
 
