@@ -7,10 +7,11 @@ line to ask.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
-__all__ = ["Facts", "facts_of", "together"]
+__all__ = ["Facts", "facts_of", "script_line", "size_bytes", "together"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,38 @@ def together(first: Facts, then: Facts) -> Facts:
         about_bytes=first.about_bytes or then.about_bytes,
         operation=first.operation or then.operation,
     )
+
+
+_DTYPE_BYTES = {
+    "bool": 1, "int8": 1, "uint8": 1, "half": 2, "bfloat16": 2, "float16": 2,
+    "int16": 2,
+    "float": 4, "float32": 4, "int32": 4, "uint32": 4, "double": 8, "float64": 8,
+    "int64": 8, "uint64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+
+
+def size_bytes(facts: Facts) -> int | None:
+    """What was asked for: as the text says, else as shape and dtype make it."""
+    each = _DTYPE_BYTES.get(facts.dtype or "")
+    if facts.requested_bytes is None and each and facts.shape is not None:
+        return each * math.prod(facts.shape)
+    return facts.requested_bytes or facts.about_bytes
+
+
+_frames = re.compile(r'File "([^"\n]{1,1024})", line (\d{1,9})')
+_not_the_script = re.compile(
+    r"site-packages|dist-packages|/oomrun/worker/|/lib/python\d|^<|__autograph_generated"
+)
+
+
+def script_line(text: str) -> str | None:
+    """The innermost line of the user's own code in a traceback: ``train.py:12``."""
+    own = [
+        (path, line)
+        for path, line in _frames.findall(text)
+        if not _not_the_script.search(path)
+    ]
+    return f"{own[-1][0].rsplit('/', 1)[-1]}:{own[-1][1]}" if own else None
 
 
 def _device(line: str) -> str | None:
