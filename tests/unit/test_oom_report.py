@@ -20,8 +20,8 @@ MIB = scenarios.MIB
 EVENTS = scenarios.whole()
 FIRST = next(n for n, e in enumerate(EVENTS) if isinstance(e, ev.OomOccurred))
 MESSAGE = (
-    "OOM when allocating tensor with shape[256,64,64,8] and type double on /job:localhost"
-    "/replica:0/task:0/device:CPU:0 by allocator bfc_cpu_allocator_for_gpu"
+    "OOM when allocating tensor with shape[256,64,64,8] and type double on "
+    "/job:localhost/replica:0/task:0/device:CPU:0 by allocator bfc_cpu_allocator_for_gpu"
 )
 
 
@@ -179,7 +179,7 @@ def test_an_exhaustion_that_nobody_reported_has_a_report_too(tmp_path: Path) -> 
 def test_the_script_s_line_is_the_innermost_of_its_own() -> None:
     text = (
         'File "/home/a/train.py", line 8, in <module>\n'
-        'File "/opt/lib/python3.11/site-packages/keras/src/trainer.py", line 9, in fit\n'
+        'File "/opt/lib/python3.11/site-packages/keras/trainer.py", line 9, in fit\n'
         'File "/home/a/layers.py", line 31, in call\n'
         'File "/opt/lib/python3.11/site-packages/keras/src/ops.py", line 2, in relu\n'
     )

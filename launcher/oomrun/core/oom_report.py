@@ -243,8 +243,9 @@ def _advice(
             f"The optimizer keeps {slots}: one with less state (SGD without momentum "
             "has none) is another training, and leaves as much for the rest"
         )
-    if oom.micro_batch_size in state.measured and oom.phase == "gradients":
-        peak = units.format_bytes(state.measured[oom.micro_batch_size])
+    ran = state.measured.get(oom.micro_batch_size or 0)
+    if ran is not None and oom.phase == "gradients":
+        peak = units.format_bytes(ran)
         yield (
             f"Micro-batch {oom.micro_batch_size} had run before, with {peak} at most: "
             "look for what takes more since then, such as longer samples, tensors that "
