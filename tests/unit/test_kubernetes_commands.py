@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import yaml
 import kubernetes_jobs as jobs
 from oomrun.cli import main
 
+K8S = Path(__file__).parents[2] / "k8s"
 SECTION = "kubernetes: {image: x, volume: {size: 1GiB}, gpu_memory: any}"
 
 
@@ -173,6 +175,13 @@ def test_render_does_without_a_client_or_anything_heavy(folder: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_the_committed_base_is_the_generated_one(folder: Path) -> None:
+    runpy.run_path(str(K8S / "generate.py"))["generate"](folder / "base")
+    made = {path.name: path.read_text() for path in (folder / "base").iterdir()}
+    kept = {path.name: path.read_text() for path in (K8S / "base").iterdir()}
+    assert made == kept, "run: python k8s/generate.py"
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
