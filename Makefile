@@ -9,7 +9,7 @@ BUILD ?= build
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO := $(BUILD)/demo
-CODE := launcher strategies tests benchmarks configs docs
+CODE := launcher strategies tests benchmarks configs docs k8s
 BENCHMARKS := $(filter-out __init__ kills oracle prediction search,$(basename $(notdir $(wildcard benchmarks/*.py))))
 RUNS ?= 50
 # One more than cores: tests that run out of memory mostly wait for TensorFlow to say so.
