@@ -29,7 +29,7 @@ np.savez("weights.npz", *model.get_weights(), *history.history.values())
     # XLA may have written anything to the weights where it failed: only a new process
     # knows them again.
     [
-        pytest.param("jit_compile", "restart", marks=pytest.mark.slow),
+        ("jit_compile", "restart"),
         pytest.param("run_eagerly", "in_process", marks=pytest.mark.slow),
     ],
 )
