@@ -21,7 +21,8 @@ EVENTS = scenarios.whole()
 FIRST = next(n for n, e in enumerate(EVENTS) if isinstance(e, ev.OomOccurred))
 MESSAGE = (
     "OOM when allocating tensor with shape[256,64,64,8] and type double on "
-    "/job:localhost/replica:0/task:0/device:CPU:0 by allocator bfc_cpu_allocator_for_gpu"
+    "/job:localhost/replica:0/task:0/device:CPU:0 by allocator "
+    "bfc_cpu_allocator_for_gpu"
 )
 
 

@@ -25,10 +25,26 @@ class Cause(str, enum.Enum):
     MISCONFIGURATION = "misconfiguration"
 
     @property
+    def of_the_program(self) -> bool:
+        """The program failed for something that less memory does not mend."""
+        return self in _OF_THE_PROGRAM
+
+    @property
     def budget(self) -> str:
         """What its restarts count as; a key of ``recovery.max_restarts``, if any."""
-        if self in (Cause.DEVICE_OOM, Cause.HOST_OOM, Cause.SHM_FULL):
+        if self in (Cause.DEVICE_OOM, Cause.HOST_OOM):
             return "oom"
         if self in (Cause.PREEMPTION, Cause.HANG, Cause.LEAK):
             return str(self.value)
         return "crash"
+
+
+_OF_THE_PROGRAM = frozenset(
+    {
+        Cause.CRASH,
+        Cause.SHM_FULL,
+        Cause.DISK_FULL,
+        Cause.GRAPH_LIMIT,
+        Cause.MESSAGE_LIMIT,
+    }
+)
