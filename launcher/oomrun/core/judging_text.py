@@ -176,15 +176,16 @@ def _of_error(hit: Hit, clues: Clues, reading: Reading) -> Verdict:
         facts = replace(
             reading.facts(hit, ()), device=None, shape=None, dtype=None, operation=None
         )
-    cause = CAUSES.get(kind, Cause.DEVICE_OOM)
+    cause, summary = CAUSES.get(kind, Cause.DEVICE_OOM), SUMMARIES[kind]
     if kind == "host_allocator" and "bfc_cpu" in hit.text:
-        cause = Cause.DEVICE_OOM  # a pool with a limit, as a GPU's
+        # A pool with a limit, as a GPU's.
+        cause, summary = Cause.DEVICE_OOM, "the CPU device's pool ran out of memory"
     return Verdict(
         is_oom=is_oom,
         kind=kind,
         cause=cause,
         confidence=0.95,
-        summary=SUMMARIES[kind],
+        summary=summary,
         told=hit.text,
         facts=facts,
     )

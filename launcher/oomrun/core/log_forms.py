@@ -10,7 +10,7 @@ import re
 
 from oomrun.core.log_form import Form
 from oomrun.core.log_forms_device import DEVICE_GENERAL, DEVICE_PARTICULAR
-from oomrun.core.log_forms_host import HOST_MEMORY
+from oomrun.core.log_forms_host import HOST_GENERAL, HOST_MEMORY
 from oomrun.core.log_forms_limits import NOT_DEVICE_MEMORY
 from oomrun.core.log_forms_other import NO_MEMORY
 
@@ -23,6 +23,7 @@ FORMS: tuple[Form, ...] = (
     *DEVICE_PARTICULAR,
     *HOST_MEMORY,
     *DEVICE_GENERAL,
+    *HOST_GENERAL,
     *NO_MEMORY,
 )
 

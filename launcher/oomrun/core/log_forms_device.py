@@ -17,7 +17,7 @@ DEVICE_PARTICULAR: tuple[Form, ...] = (
     form(
         "gpu_allocator",
         "error",
-        r"MemoryError: .{0,200}(?:cudaErrorMemoryAllocation|CUDA error)",
+        r"(?:MemoryError|bad_alloc): .{0,200}(?:cudaErrorMemoryAllocation|CUDA error)",
         r"\b(?:cupy|rmm|numba|triton)\b.{0,80}\b[Oo]ut[ _]?[Oo]f[ _]?[Mm]emory",
     ),
     form(
@@ -56,6 +56,7 @@ DEVICE_PARTICULAR: tuple[Form, ...] = (
         r"(?:OUT_OF_MEMORY|[Oo]ut of memory)",
         r"(?:CUDA|cuda|GPU|gpu) context\b.{0,120}(?:OUT_OF_MEMORY|[Oo]ut of memory)",
         r"context\b.{0,80}CUDA_ERROR_OUT_OF_MEMORY",
+        r"[Oo]ut of memory\b.{0,60}\b(?:cuDevicePrimaryCtxRetain|cuCtxCreate|cuInit)",
     ),
     form(
         "gpu_library",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from oomrun.core.log_form import Form, form
 
-__all__ = ["HOST_MEMORY"]
+__all__ = ["HOST_GENERAL", "HOST_MEMORY"]
 
 HOST_MEMORY: tuple[Form, ...] = (
     # ----- memory of the host -----
@@ -15,6 +15,7 @@ HOST_MEMORY: tuple[Form, ...] = (
         "host_killed",
         "error",
         r"\boom[-_]kill(?:er)? event",
+        r"exceeded \d+% memory budget|\bKilledWorker\b",
         r"\bOOM ?Killed\b",
         r"Detected \d+ oom",
         r"cgroup out-of-memory handler",
@@ -86,5 +87,23 @@ HOST_MEMORY: tuple[Form, ...] = (
         r"_?(?:virtual |Virtual )memory exhausted",
         r"HDF5.{0,80}(?:memory allocation failed|can't allocate)",
         r"(?:error|cv2\.error): .{0,120}Failed to allocate \d+ bytes",
+    ),
+)
+
+#: Of any program: after all that is known of devices.
+HOST_GENERAL: tuple[Form, ...] = (
+    form(
+        "gpu_allocator",
+        "error",
+        r"ErrorOutOfDeviceMemory|[Dd]evice memory allocation\b.{0,60}\bfailed",
+        r"(?:GPU|VRAM|[Dd]evice|HBM)\b.{0,40}\b(?:is|ran) out of memory",
+    ),
+    form(
+        "host_allocator",
+        "error",
+        r"\bOutOfMemory(?:Error|Exception)?(?=\(|:|$)|ErrorOutOfHostMemory",
+        r"(?i:\b(?:error|fatal|exception|panic)\b.{0,80}: (?:out of|insufficient) mem)",
+        r"^[Oo]ut of memory[.!:]?$|\b[Mm]emory allocation failed\b",
+        r"[Cc]ould not allocate \d",
     ),
 )

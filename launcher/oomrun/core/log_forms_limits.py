@@ -41,7 +41,7 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         r"cause|can cause|might cause|could cause|to fix|handles?|without|caught"
         r"|catch)\b"
         r".{0,60}\b(?:out[ -]of[ -]memory|oom)\b(?!.{0,200}\bTried to alloc))",
-        r"\b(?:PASSED|SKIPPED)$",
+        r"\b(?:PASSED|SKIPPED)$|\bOOM ?Killed\W{1,5}(?:false|no|0)\b",
     ),
     # The same status and the same words, for what is no memory.
     form(
@@ -87,7 +87,7 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         "disk",
         "error",
         r"[Nn]o space left on device",
-        r"Disk quota exceeded",
+        r"Disk quota exceeded|\bdisk is full\b",
         r"ENOSPC\b",
         r"EDQUOT\b",
         r"low on resource: (?:\[?DiskPressure|ephemeral-storage|inodes|imagefs|nodefs)",
