@@ -225,6 +225,9 @@ def levers(
             return ("free_device", "fewer_ranks_per_host")
         case "gpu_library" | "nccl":
             return ("free_device", "shrink_micro_batch")
+    if is_oom and kind == "host_allocator":
+        # The CPU device's pool: nobody else is in it.
+        return tuple(x for x in _of_device(phase, signs) if x != "free_device")
     if is_oom:
         return _of_device(phase, signs)
     if cause in (Cause.KILLED, Cause.PREEMPTION, Cause.HANG):
