@@ -123,6 +123,19 @@ def _host_killed(summary: str, confidence: float, told: str = "") -> Verdict:
 # --- how it ended -------------------------------------------------------------------
 
 
+_STOPPED_BY_KUBERNETES = frozenset(
+    {
+        "Preempted",
+        "Preempting",
+        "NodeShutdown",
+        "NodeLost",
+        "DeadlineExceeded",
+        "Terminated",
+        "TerminationByKubelet",
+    }
+)
+
+
 def _by_end(clues: Clues, reading: Reading) -> Verdict:
     """Nothing says that memory ran out: what the exit code and other lines tell."""
     others = [hit for hit in reading.hits if hit.form.role == "other"]
@@ -131,6 +144,10 @@ def _by_end(clues: Clues, reading: Reading) -> Verdict:
     state = (clues.slurm_state or "").upper()
     if state.startswith(("PREEMPTED", "TIMEOUT", "CANCELLED", "NODE_FAIL")):
         return _not_oom(Cause.PREEMPTION, f"SLURM ended it: {state}", 0.95)
+    if (clues.k8s_reason or "") in _STOPPED_BY_KUBERNETES:
+        return _not_oom(
+            Cause.PREEMPTION, f"Kubernetes ended it: {clues.k8s_reason}", 0.9
+        )
     stopped = next((hit for hit in others if hit.form.kind == "preemption"), None)
     if stopped is not None and not any(h.form.kind == "crash" for h in others):
         return _other(stopped, reading, failed)
@@ -147,19 +164,22 @@ def _by_end(clues: Clues, reading: Reading) -> Verdict:
     terminated = any(hit.form.kind == "preemption" for hit in killed)
     if terminated and not explained and clues.signal != 9:
         return replace(_not_oom(Cause.PREEMPTION, "it was told to end", 0.8), told=told)
-    if clues.signal == 9 or (killed and not explained):
-        return _of_sigkill(clues, told)
+    kills = any(hit.form.kind == "host_killed" for hit in killed)
+    if clues.signal == 9 or (kills and not explained):
+        return _of_sigkill(clues, told, reading)
     if others:
         return _other(_decisive(others), reading, failed)
     return _of_silence(clues, reading)
 
 
-def _of_sigkill(clues: Clues, told: str) -> Verdict:
-    if clues.cgroup_oom_kill == 0:
+def _of_sigkill(clues: Clues, told: str, reading: Reading) -> Verdict:
+    kernel = [hit for hit in reading.hits if hit.form.role == "kernel"]
+    if clues.cgroup_oom_kill == 0 or (kernel and clues.worker_pids is not None):
         return replace(
             _not_oom(
                 Cause.KILLED,
-                "it was killed from outside (SIGKILL); the kernel counted no OOM kill",
+                "it was killed from outside (SIGKILL); the kernel did not kill it for "
+                "memory",
                 0.9,
             ),
             told=told,

@@ -31,7 +31,7 @@ FORMS: tuple[Form, ...] = (
 MAY_MATTER = re.compile(
     r"(?i)memory|\boom|exhaust|alloc|cuda|cudnn|cublas|cusolver|nccl|hip|miopen|blas"
     r"|space|quota|enospc|edquot|enomem|errno|protobuf|proto\b|message|2 ?gi?b"
-    r"|tempstate"
+    r"|liveness|wall ?time|tempstate"
     r"|shm|bus error|disk|storage|capacity|contex|algorithm|workspace|xid|gpu"
     r"|launch|assert|driver|library|shared object|error|exception|interrupt|no such"
     r"|not found|unrecognized|kill|memlimit|rss|preempt|cancel|deadline|due to|sigterm"

@@ -79,7 +79,7 @@ DEVICE_GENERAL: tuple[Form, ...] = (
         r"[Oo]ut of memory in memory space",
         r"Exceeded \w{1,12} capacity by",
         r"(?<![Rr]an )\b[Oo]ut of memory (?:while )?(?:trying to )?allocat",
-        r"[Ff]ailed to allocate \d+ bytes for new constant",
+        r"[Ff]ailed to allocate \d\S{0,20}(?: bytes)? for new constant",
         r"Attempting to (?:allocate|reserve) .{0,120}not possible",
         r"[Ff]ailed to allocate request for \S+",
         r"XlaRuntimeError: .{0,80}(?:[Oo]ut of memory|[Ff]ailed to allocate)",
@@ -87,6 +87,7 @@ DEVICE_GENERAL: tuple[Form, ...] = (
         r"(?:hlo|HLO|\bXLA\b|[Bb]uffer assignment|executable|[Cc]ompil)\w*.{0,120}"
         r"(?:exceeds|exceeded) (?:the )?(?:available |device |GPU |HBM )?memory",
         r"[Aa]utotun\w{0,8}\b.{0,200}[Oo]ut of memory",
+        r"(?:algorithms|configs) tried\b.{0,300}(?:[Oo]ut of mem|EXHAUSTED)",
     ),
     form("xla", "status", r"[Ff]ailed to determine best cudnn convolution algorithm"),
     # TensorFlow asks for most of a GPU, and for less where that fails.

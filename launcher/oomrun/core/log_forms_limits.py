@@ -66,7 +66,6 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         r"Exceeds maximum protobuf size",
         r"(?:[Pp]rotobuf|[Pp]roto|[Mm]essage|GraphDef|[Mm]odel)\b.{0,80}"
         r"\b(?:2 ?GB|2 ?GiB|2147483647|2147483648)\b",
-        r"Error parsing message with type '[\w.]{1,80}'",
         r"EncodeError: Failed to serialize proto",
     ),
     form(

@@ -18,6 +18,8 @@ NO_MEMORY: tuple[Form, ...] = (
         r"\b(?:[Pp]reempted|[Pp]reempting|PREEMPTED)\b",
         r"(?:[Ss]pot|[Pp]reemptible) (?:instance|VM|node)\b.{0,60}"
         r"(?:interrupt|terminat|reclaim|shut)",
+        r"failed liveness probe|job killed: walltime|[Ww]all ?time .{0,40}exceeded",
+        r"[Ee]xceeded (?:hard )?(?:wall ?time|time limit)|[Cc]ancell?ed by user",
         r"DeadlineExceeded|active longer than specified deadline",
         r"(?:[Rr]eceived|[Gg]ot|[Cc]aught) (?:signal )?(?:SIGTERM|15\b|termination)",
         r"TaintManagerEviction|NodeShutdown|node is (?:being )?(?:drained|shutting)",

@@ -109,7 +109,11 @@ _USUAL_WIDTHS = frozenset({72, 76, 78, 79, 80, 99, 100, 120, 128, 132, 140, 160,
 _ALIKE = 6
 _part = 0.3  # of the width: a line that ends before it was not wrapped
 # What no wrapped line goes on with.
-_begins = re.compile(r'[IWEF]\d{4} \d\d:|[IWEF] \w|Traceback \(most|  File "|\t|\[\[')
+_begins = re.compile(
+    r'[IWEF]\d{4} \d\d:|[IWEF] \w|Traceback \(most|  File "|\t|\[\['
+    r"|(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Warning)(?::|$)"
+    r"|(?i:epoch|step)\b"
+)
 
 
 def unwrapped(text: str) -> str | None:
@@ -141,7 +145,8 @@ def unwrapped(text: str) -> str | None:
         else:
             put.append(row)
         end, before = len(row), row[:_ALIKE]
-    return "\n".join(put) if joins + soft else None
+    # One line that ends near the width does so by chance.
+    return "\n".join(put) if joins or soft > 1 else None
 
 
 def _split(text: str) -> Iterator[str]:
