@@ -76,6 +76,7 @@ DEVICE_GENERAL: tuple[Form, ...] = (
     form(
         "xla",
         "error",
+        r"unlikely to have enough device memory",
         r"[Oo]ut of memory in memory space",
         r"Exceeded \w{1,12} capacity by",
         r"(?<![Rr]an )\b[Oo]ut of memory (?:while )?(?:trying to )?allocat",
@@ -107,6 +108,8 @@ DEVICE_GENERAL: tuple[Form, ...] = (
         r"Dst tensor is not initialized",
         rf"{_GPU_PREFIX}_\w{{0,60}}(?:OUT_OF_MEMORY|ALLOC_FAILED)",
         r"cudaErrorMemoryAllocation|hipErrorOutOfMemory|OUT_OF_DEVICE_MEMORY",
+        r"NVMLError_InsufficientMemory|\b[Cc]uda\b.{0,80}\(out of memory\)",
+        r"Error \[(?:CUDA|HIP)\]: out of memory",
         r"\b(?:CUDA|HIP|XPU|NPU|MPS backend|MUSA|HPU|ROCm|GPU) out of memory(?=\W|$)"
         r"(?! [a-z])",
         r"\b[Oo]ut of memory (?:error )?on (?:GPU|CUDA|device)\b",
@@ -125,6 +128,7 @@ DEVICE_GENERAL: tuple[Form, ...] = (
         r"CUSOLVER_STATUS_(?:INTERNAL_ERROR|NOT_INITIALIZED)",
         r"[Ff]ailed to get convolution algorithm",
         r"No algorithm worked",
+        r"DNN library (?:initialization failed|is not found)",
         r"Failure to initialize cublas may be due to OOM",
         r"[Aa]ttempting to perform BLAS operation using StreamExecutor without BLAS",
     ),

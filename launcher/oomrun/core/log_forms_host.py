@@ -109,4 +109,17 @@ HOST_GENERAL: tuple[Form, ...] = (
         r"^[Oo]ut of memory[.!:]?$|\b[Mm]emory allocation failed\b",
         r"[Cc]ould not allocate \d",
     ),
+    # Words alone: a guess.
+    form(
+        "gpu_allocator",
+        "status",
+        r"(?i:\b(?:cuda|gpu|device|hbm)\b.{0,120}\bout of memory\b)",
+        r"(?i:\bout of memory\b.{0,60}\b(?:cuda|gpu|device)\b)",
+    ),
+    form(
+        "host_allocator",
+        "status",
+        r"(?i:\b(?:error|failed|failure|fatal|aborted)\b.{0,120}\bout of memory\b)",
+        r"(?i:\bout of memory\b.{0,60}\b(?:error|abort\w{0,3}|exiting|failed))",
+    ),
 )

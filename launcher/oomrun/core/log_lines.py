@@ -73,14 +73,12 @@ class Line:
         number: its place, from 0.
         text: without prefixes, blanks around it and colours.
         rank: of whom it is, as the launcher wrote it; "" if it wrote nothing.
-        indented: it had blanks before it.
         source: it is a line of a program that a traceback shows.
     """
 
     number: int
     text: str
     rank: str = ""
-    indented: bool = False
     source: bool = False
 
 
@@ -94,13 +92,12 @@ def lines(text: str) -> list[Line]:
         clean = body.strip()
         if not clean:
             continue
-        indented = body[:1] in (" ", "\t")
         frame = _frame.match(clean) is not None
         quoted = after_frame.get(rank, False)
         source = not frame and quoted and _source.match(clean) is not None
         source = source or clean.startswith(("#", "//", "except ", "raise "))
         after_frame[rank] = frame
-        found.append(Line(number, clean, rank, indented, source))
+        found.append(Line(number, clean, rank, source))
     return found
 
 
