@@ -31,6 +31,7 @@ class FakeCluster:
         self.logs: dict[str, str] = {}
         self.requests: list[tuple[str, str]] = []
         self.forbidden: set[str] = set()
+        self.without_log: set[str] = set()
         #: What happens when a kind is asked for, one thing each time.
         self.script: dict[str, list[Callable[[], object]]] = {}
         #: So many requests fail as while a server restarts.
@@ -118,6 +119,8 @@ def _handler(cluster: FakeCluster) -> type[BaseHTTPRequestHandler]:
             namespace, plural, *rest = parts
             if plural in cluster.forbidden:
                 return self._fail(403, "Forbidden", f"{plural} is forbidden: no rights")
+            if rest[1:] == ["log"] and rest[0] in cluster.without_log:
+                return self._fail(400, "BadRequest", "its node is gone")
             if rest[1:] == ["log"]:
                 # Whoever comes again has had all of it.
                 fresh = "sinceSeconds" not in url.query

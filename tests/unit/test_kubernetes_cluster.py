@@ -12,7 +12,7 @@ import pytest
 
 import kubernetes_jobs as jobs
 from fake_cluster import FakeCluster
-from oomrun.cli import cluster_commands, main
+from oomrun.cli import cluster_waiting, main
 
 SECTION = """kubernetes:
   image: x
@@ -34,7 +34,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClu
     jobs.write_job(tmp_path, SECTION)
     server = FakeCluster()
     monkeypatch.setenv("KUBECONFIG", str(server.write_config(tmp_path / "kubeconfig")))
-    monkeypatch.setattr(cluster_commands, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(cluster_waiting, "PAUSE_S", 0.01)
     yield server
     server.close()
 
@@ -171,6 +171,18 @@ def test_wait_and_follow(cluster: FakeCluster, capsys: Say) -> None:
     said = capsys.readouterr()
     assert said.out == "step 1\nstep 2\nüm\n"
     assert said.err.splitlines()[-1] == "oomrun: the job is complete"
+
+
+def test_a_pod_without_a_log_is_waited_for(cluster: FakeCluster, capsys: Say) -> None:
+    assert main(["submit", "job.yaml"]) == 0
+    cluster.add_pod("digits", "digits-0-a", running())
+    cluster.without_log.add("digits-0-a")
+    cluster.script["jobs"] = [
+        lambda: None,
+        lambda: cluster.finish("digits", "Complete"),
+    ]
+    assert main(["wait", "job.yaml", "--follow"]) == 0
+    assert "cannot read Pod digits-0-a: its node is gone" in capsys.readouterr().err
 
 
 def test_wait_does_not_wait_for_what_does_not_come(

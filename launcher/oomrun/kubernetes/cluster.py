@@ -80,10 +80,9 @@ def connect(context: str | None, namespace: str | None) -> Cluster:
     try:
         if context is None and _in_pod():
             config.load_incluster_config(client_configuration=settings)
-            api = kubernetes.client.ApiClient(settings)
             own: str | None = _read(_NAMESPACE_FILE)
         else:
-            api = config.new_client_from_config(
+            config.load_kube_config(
                 config_file=file, context=context, client_configuration=settings
             )
             own = _namespace_of(config.list_kube_config_contexts(file), context)
@@ -92,6 +91,7 @@ def connect(context: str | None, namespace: str | None) -> Cluster:
         raise ClusterError(
             f"there is no way to a cluster: {why}", hint="kubectl cluster-info"
         ) from None
+    api = kubernetes.client.ApiClient(settings)
     return Cluster(api, namespace or own or "default")
 
 
@@ -140,8 +140,9 @@ class Cluster:
         return list((found or {}).get("items") or [])
 
     def delete(self, kind: str, name: str) -> bool:
-        """Deletes the object once its pods are gone; False where there is none."""
-        policy = "Foreground"
+        """Deletes it, a Job once its pods are gone; False where there is none."""
+        # In the foreground others would be there until a controller comes by.
+        policy = "Foreground" if kind == "Job" else "Background"
         found = self._call("delete", kind, name, name=name, propagation_policy=policy)
         return found is not None
 
