@@ -153,6 +153,15 @@ def test_which_ends_of_a_pod_are_tried_again() -> None:
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
 
 
+def test_labels_are_labels_and_those_of_oomrun_stay() -> None:
+    local = replace(jobs.submission(), version="0.1.0+abc")
+    assert local.labels["app.kubernetes.io/version"] == "0.1.0-abc"
+    monitor = "pod_monitor: {app.kubernetes.io/managed-by: x, a: b}"
+    made = jobs.rendered(f"kubernetes: {{image: x, {monitor}}}")["PodMonitor"]
+    assert made["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "oomrun"
+    assert made["metadata"]["labels"]["a"] == "b"
+
+
 def test_metrics_can_be_left_out() -> None:
     made = jobs.rendered(jobs.FULL, more="metrics: {listen: none}")
     assert "PodMonitor" not in made
