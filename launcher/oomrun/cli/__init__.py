@@ -35,6 +35,7 @@ class Command:
     summary: str
 
 
+_CLUSTER = "oomrun.cli.cluster_commands"
 _JOBFILE = "oomrun.cli.jobfile_commands"
 COMMANDS = {
     "run": Command(
@@ -59,6 +60,10 @@ COMMANDS = {
         "Kubernetes", "oomrun.cli.kubernetes_commands", "MANIFEST",
         "check objects of Kubernetes for what schemas do not see",
     ),
+    "submit": Command("Kubernetes", _CLUSTER, "JOB", "send a job to a cluster"),
+    "wait": Command("Kubernetes", _CLUSTER, "JOB", "wait for a job on a cluster"),
+    "logs": Command("Kubernetes", _CLUSTER, "JOB", "print what such a job prints"),
+    "cancel": Command("Kubernetes", _CLUSTER, "JOB", "delete such a job"),
     "devices": Command(
         "Machine", "oomrun.cli.devices_command", "",
         "show the devices and their memory, and the host's",

@@ -21,7 +21,7 @@ from oomrun.core.spec import JobSpec
 from oomrun.core.state import JobState
 from oomrun.core.status import shows_steps
 
-__all__ = ["add_parser", "add_run_dir_option", "run", "run_dir_of"]
+__all__ = ["add_parser", "add_run_dir_option", "duration", "run", "run_dir_of"]
 
 _LAST_SCRAPE_S = 30.0
 _VIEWS = ("auto", "live", "plain")
@@ -50,7 +50,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--grace",
-        type=_duration,
+        type=duration,
         default=30.0,
         metavar="TIME",
         help="how long a checkpoint may take when oomrun is stopped (default: 30s)",
@@ -205,7 +205,8 @@ def _say_end(outcome: Any, job: Any, stream: Any) -> None:
         print(f"oomrun: {outcome.reason}; its output is in {log}", file=stream)
 
 
-def _duration(text: str) -> float:
+def duration(text: str) -> float:
+    """A time such as 30s as an option's value, in seconds."""
     try:
         return units.parse_duration(text)
     except ValueError as error:

@@ -36,12 +36,27 @@ def add_parser(subparsers: Any) -> None:
         metavar="RUN_DIR",
         help="the run's folder, or its name under runs/",
     )
+    parser.add_argument(
+        "--kubernetes",
+        action="store_true",
+        help="RUN_DIR is a job file: show how the job stands on its cluster",
+    )
+    parser.add_argument(
+        "--context",
+        metavar="NAME",
+        help="of the kubeconfig, with --kubernetes; default: the current one",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(handler=status)
 
 
 def status(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
+    if args.kubernetes:
+        from oomrun.cli.cluster_commands import show_status
+
+        args.job, args.set = args.run_dir, []
+        return show_status(args)
     run_dir = _find(Path(args.run_dir))
     if run_dir is None:
         print(f"oomrun: {_not_a_run(Path(args.run_dir))}", file=sys.stderr)
