@@ -49,6 +49,10 @@ COMMANDS = {
     "status": Command(
         "Training", "oomrun.cli.status_command", "RUN_DIR", "show how a run stands"
     ),
+    "diagnose": Command(
+        "Training", "oomrun.cli.diagnose_command", "LOG",
+        "say from any program's log what went wrong",
+    ),
     "init": Command("Job files", _JOBFILE, "SCRIPT", "write a job file for a script"),
     "validate": Command("Job files", _JOBFILE, "JOB", "check a job file"),
     "schema": Command("Job files", _JOBFILE, "", "print the JSON Schema of job files"),
@@ -83,6 +87,7 @@ Examples:
   oomrun job.yaml --set memory.headroom=5%
   oomrun plan --measure job.yaml    what fits, and what memory is used for
   oomrun status runs/digits-cnn     how a run stands
+  oomrun diagnose train.log         what went wrong, in any program's log
 
 Exit codes:
   0 finished   1 the training failed   2 the job file or the command line is wrong

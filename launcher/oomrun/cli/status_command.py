@@ -71,7 +71,7 @@ def status(args: argparse.Namespace) -> int:
         body = {**statuses.status_json(state), "supervisor_alive": alive}
         print(json.dumps(body, indent=2))
         return 0
-    for line in _lines(state, alive):
+    for line in _lines(state, alive, run_dir):
         print(line)
     return 0
 
@@ -124,7 +124,7 @@ def _holder_exists(content: bytes) -> bool:
     return False
 
 
-def _lines(state: JobState, alive: bool) -> Iterator[str]:
+def _lines(state: JobState, alive: bool, run_dir: RunDir) -> Iterator[str]:
     name = words.one_line(state.name or "(no run yet)")
     yield f"{name}: {words.one_line(statuses.standing(state, supervisor_alive=alive))}"
     if state.step or state.epoch:
@@ -132,6 +132,9 @@ def _lines(state: JobState, alive: bool) -> Iterator[str]:
     for device in statuses.devices(state):
         yield f"  {device.id:<12} {_device(device)}"
     yield f"  memory       {_ooms(state)}"
+    report = statuses.last_oom_report(state)
+    if report is not None and (run_dir.path / report).is_file():
+        yield f"  see          {words.one_line(str(run_dir.path / report))}"
     yield f"  attempts     {state.attempt}{_restarts(state)}"
     if state.checkpoint is not None:
         size = units.format_bytes(state.checkpoint.size_bytes)

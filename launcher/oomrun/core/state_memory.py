@@ -97,6 +97,7 @@ def out_of_memory(state: JobState, event: ev.OomOccurred) -> JobState:
         state="adapting" if event.recovery == "in_process" else "recovering",
         oom_events=state.oom_events + 1,
         ooms={**state.ooms, key: state.ooms.get(key, 0) + 1},
+        oom_attempt=event.attempt,
         micro_batch_failed=failed,
         last_oom=event,
         memory={**state.memory, **{d.device: d for d in event.memory}},
