@@ -55,6 +55,10 @@ COMMANDS = {
         "Machine", "oomrun.cli.devices_command", "",
         "show the devices and their memory, and the host's",
     ),
+    "monitoring": Command(
+        "Machine", "oomrun.cli.monitoring_command", "export",
+        "print or write Grafana dashboards and alert rules",
+    ),
     "completion": Command(
         "Machine", "oomrun.cli.completion", "SHELL",
         "print a completion script for bash, zsh or fish",
