@@ -34,6 +34,9 @@ VALID = [
     "checkpoint: {every: 1h30min}",
     "metrics: {listen: '127.0.0.1:0'}",
     "metrics: {listen: none}",
+    "metrics: {tls: {certificate: a, key: b, client_ca: c}, token: {env: A}}",
+    "metrics: {basic_auth: {user: a, password: {file: x}}, textfile: x.prom}",
+    "metrics: {pushgateway: 'http://gateway:9091'}",
 ]
 
 WRONG = [
@@ -71,8 +74,10 @@ WRONG = [
     "checkpoint: {keep: 0}",
     "checkpoint: {dir: 's3://bucket'}",
     "metrics: {listen: 9464}",
-    "metrics: {textfile: x}",
-    "metrics: {pushgateway: 'http://x'}",
+    "metrics: {token: x}",
+    "metrics: {tls: {certificate: x}}",
+    "metrics: {basic_auth: {user: 'a:b', password: {file: x}}}",
+    "metrics: {pushgateway: 'http://a:b@x'}",
     "kubernetes: {image: x}",
     "batch:",
     "name: [x]",

@@ -48,6 +48,9 @@ COMMANDS = {
     "status": Command(
         "Training", "oomrun.cli.status_command", "RUN_DIR", "show how a run stands"
     ),
+    "top": Command(
+        "Training", "oomrun.cli.top_command", "[RUN...]", "watch runs on the terminal"
+    ),
     "init": Command("Job files", _JOBFILE, "SCRIPT", "write a job file for a script"),
     "validate": Command("Job files", _JOBFILE, "JOB", "check a job file"),
     "schema": Command("Job files", _JOBFILE, "", "print the JSON Schema of job files"),

@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
         job_text=Path(args.job).read_bytes(),
         run_dir=RunDir(run_dir_of(args, spec)),
         cwd=Path.cwd(),
-        environment=os.environ,
+        environment=_without_secrets(spec),
         fresh=args.fresh,
         allow_changes=args.allow_changes,
         timing=Timing(grace_s=args.grace),
@@ -134,22 +134,35 @@ def run(args: argparse.Namespace) -> int:
     )
     become_subreaper()
     latest = _Latest()
+    metrics = spec.metrics
     form = "json" if args.log_format == "json" else args.view
     with contextlib.ExitStack() as stack:
         stops = Stops()
         stack.callback(stops.close)
         stack.enter_context(stops.installed())
-        exporter = _exporter(spec, latest)
+        exporter = _exporter(job, latest)
         if exporter is not None:
             stack.callback(exporter.close)
+        if metrics.textfile is not None:
+            stack.enter_context(_textfile(job, latest))
         with make_observer(sys.stdout, force=form) as view:
             outcome = supervise(
                 job, stops=stops, observers=(view,), on_journaled=latest
             )
+        if metrics.pushgateway is not None and not outcome.already:
+            _push(metrics.pushgateway, latest)
         if exporter is not None and not outcome.already:
             _last_scrape(exporter, stops)
     _say_end(outcome, job, sys.stderr)
     return outcome.exit_code
+
+
+def _without_secrets(spec: JobSpec) -> dict[str, str]:
+    """Our environment, less the secrets that are for the metrics alone."""
+    password = spec.metrics.basic_auth and spec.metrics.basic_auth.password
+    secrets = [spec.metrics.token, password]
+    names = {secret.variable for secret in secrets if secret}
+    return {name: value for name, value in os.environ.items() if name not in names}
 
 
 class _Latest:
@@ -162,15 +175,39 @@ class _Latest:
         self.state = state
 
 
-def _exporter(spec: JobSpec, latest: _Latest) -> Any:
-    """The metrics endpoint, or None where it is not wanted or cannot be had."""
-    listen = spec.metrics.listen
+def _textfile(job: Any, latest: _Latest) -> Any:
+    from oomrun.metrics.handing_over import Textfile
+
+    path = job.job_file.parent / job.spec.metrics.textfile
+    return Textfile(path, lambda: latest.state)
+
+
+def _push(url: str, latest: _Latest) -> None:
+    from oomrun.metrics.handing_over import push
+
+    push(url, latest.state)
+
+
+def _exporter(job: Any, latest: _Latest) -> Any:
+    """The metrics endpoint, or None where it is not wanted or cannot be had.
+
+    Raises:
+        ProtectionError: a secret or a certificate cannot be had. Unlike a port, it
+            will not be there later, and nobody would see that it is missing.
+    """
+    listen = job.spec.metrics.listen
     if listen is None:
         return None
     from oomrun.metrics import exporter
+    from oomrun.metrics.protection import protection
 
+    who = protection(
+        job.spec.metrics, folder=job.job_file.parent, environment=os.environ
+    )
     try:
-        started = exporter.start(listen.host, listen.port, lambda: latest.state)
+        started = exporter.start(
+            listen.host, listen.port, lambda: latest.state, protection=who
+        )
     except exporter.ExporterError as error:
         print(f"oomrun: {error}; the run goes on without", file=sys.stderr)
         return None

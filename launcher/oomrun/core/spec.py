@@ -166,10 +166,47 @@ class Listen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Secret:
+    """Where a secret is, in a file or in a variable: never the secret itself."""
+
+    file: str | None = None
+    variable: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """Files in PEM, relative to the job file's folder."""
+
+    certificate: str
+    key: str
+    client_ca: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BasicAuth:
+    """A user who may scrape."""
+
+    user: str
+    password: Secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSpec:
-    """Where Prometheus finds the metrics; no endpoint if ``listen`` is None."""
+    """Where the metrics are found, and by whom.
+
+    Attributes:
+        listen: no endpoint if it is None.
+        token, basic_auth: at most one of them; who may scrape, everyone without.
+        textfile: for node_exporter.
+        pushgateway: URL, told once at the end.
+    """
 
     listen: Listen | None = Listen(host="127.0.0.1", port=9464)
+    tls: Tls | None = None
+    token: Secret | None = None
+    basic_auth: BasicAuth | None = None
+    textfile: str | None = None
+    pushgateway: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,18 +103,6 @@ LATER = (
         found=_remote,
     ),
     Later(
-        path="metrics.textfile",
-        about="The whole key.",
-        instead="use metrics.listen",
-        refused={},
-    ),
-    Later(
-        path="metrics.pushgateway",
-        about="The whole key.",
-        instead="use metrics.listen",
-        refused={},
-    ),
-    Later(
         path="kubernetes",
         about="The whole section.",
         instead="call `oomrun job.yaml` in the container of your own manifest",

@@ -123,12 +123,26 @@ def _later() -> Iterator[str]:
 
 
 def example_yaml(path: str, value: Json) -> str:
-    """One key with a value, with the sections that it stands in."""
-    *sections, key = path.split(".")
-    text = f"{key}: {flow(value)}"
-    for section in reversed(sections):
-        text = f"{section}: {{{text}}}"
-    return text
+    """One key with a value, in its sections, with what these cannot be without."""
+    first, *inner = path.split(".")
+    return f"{first}: {flow(_within(_kind_of(JOB, first), inner, value))}"
+
+
+def _within(kind: Kind, keys: list[str], value: Json) -> Json:
+    if not keys:
+        return value
+    options = kind.options if isinstance(kind, OneOf) else (kind,)
+    (section,) = (option for option in options if isinstance(option, Section))
+    inner = _within(_kind_of(section, keys[0]), keys[1:], value)
+    return {
+        field.key: inner if field.key == keys[0] else field.examples[0]
+        for field in section.fields
+        if field.required or field.key == keys[0]
+    }
+
+
+def _kind_of(section: Section, key: str) -> Kind:
+    return next(field.kind for field in section.fields if field.key == key)
 
 
 def flow(value: Json) -> str:
