@@ -9,7 +9,7 @@ BUILD ?= build
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO := $(BUILD)/demo
-CODE := launcher strategies tests benchmarks configs docs
+CODE := launcher strategies tests benchmarks configs docs k8s
 BENCHMARKS := $(filter-out __init__ kills oracle prediction search,$(basename $(notdir $(wildcard benchmarks/*.py))))
 RUNS ?= 50
 # One more than cores: tests that run out of memory mostly wait for TensorFlow to say so.
@@ -42,7 +42,7 @@ chaos: $(VENV)/.test keras-suite ## kills at random moments (RUNS=50), the slow 
 	@mkdir -p $(BUILD)/bench
 	$(BIN)/python -m benchmarks.kills --runs $(RUNS) > $(BUILD)/bench/kills.json
 	@cat $(BUILD)/bench/kills.json
-	$(BIN)/python -m pytest -m slow || [ $$? -eq 5 ] # 5: no test is marked so
+	$(BIN)/python -m pytest -m slow -n $(JOBS) || [ $$? -eq 5 ] # 5: no test is marked so
 
 keras-suite: $(VENV)/.keras ## Keras's own tests pass under oomrun as they do plain
 	@mkdir -p $(BUILD)/bench

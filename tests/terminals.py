@@ -106,6 +106,19 @@ class Terminal:
             pass
         return self.process.wait(30)
 
+    def edit_lines(self) -> None:
+        """Sets the terminal so."""
+        settings = termios.tcgetattr(self._fd)
+        settings[3] |= termios.ICANON
+        termios.tcsetattr(self._fd, termios.TCSANOW, settings)
+
+    def until_keys(self, timeout_s: float = 30) -> None:
+        """Waits until it hands single keys over."""
+        deadline = time.monotonic() + timeout_s
+        while self.edits_lines():
+            assert time.monotonic() < deadline, "the terminal edits lines"
+            time.sleep(0.05)
+
     def hang_up(self) -> None:
         """Closes the window."""
         os.close(self._fd)

@@ -95,6 +95,16 @@ def test_what_happens_is_seen_and_a_new_run_too(top: Terminal, folder: Path) -> 
     top.until("new  interrupted")
 
 
+def test_a_shell_that_changes_the_terminal_does_not_take_the_keys(
+    top: Terminal,
+) -> None:
+    top.until("> done")
+    top.edit_lines()  # as a shell does between ctrl-Z and `fg`
+    top.until_keys()
+    top.type(b"j")
+    top.until("> going")
+
+
 def test_another_size(top: Terminal) -> None:
     top.until("> done")
     top.resize(50, 12)

@@ -62,11 +62,13 @@ class Keys:
         if self._before is None:
             time.sleep(within_s)
             return []
-        if not select.select([self._descriptor], [], [], within_s)[0]:
-            return []
         try:
+            if termios.tcgetattr(self._descriptor)[3] & termios.ICANON:
+                tty.setcbreak(self._descriptor)  # a shell has changed it, after ctrl-Z
+            if not select.select([self._descriptor], [], [], within_s)[0]:
+                return []
             typed = os.read(self._descriptor, 1024).decode(errors="replace")
-        except OSError:
+        except (OSError, termios.error):
             raise EOFError from None
         if not typed:
             raise EOFError

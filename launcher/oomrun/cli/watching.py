@@ -69,7 +69,7 @@ class Watching:
     """The named runs, or else all under ``runs/``, those that begin later too.
 
     Attributes:
-        runs: by name; never in another order than before but for new ones.
+        runs: by name, and then those that came later.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -100,5 +100,5 @@ class Watching:
     def _take(self, found: Iterable[RunDir]) -> None:
         known = {run.run_dir for run in self.runs}
         new = sorted(set(found) - known, key=lambda run_dir: run_dir.path)
+        # Not among the others: the one that was chosen must keep its place.
         self.runs += map(Watched, new)
-        self.runs.sort(key=lambda run: run.run_dir.path)

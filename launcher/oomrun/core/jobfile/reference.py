@@ -123,26 +123,33 @@ def _later() -> Iterator[str]:
 
 
 def example_yaml(path: str, value: Json) -> str:
-    """One key with a value, in its sections, with what these cannot be without."""
+    """One key with a value, in its sections; an inner one with all that it needs."""
     first, *inner = path.split(".")
-    return f"{first}: {flow(_within(_kind_of(JOB, first), inner, value))}"
+    if inner:
+        section = _section_of(_field_of(JOB, first).kind)
+        value = {inner[0]: _within(_field_of(section, inner[0]).kind, inner[1:], value)}
+    return f"{first}: {flow(value)}"
 
 
 def _within(kind: Kind, keys: list[str], value: Json) -> Json:
     if not keys:
         return value
-    options = kind.options if isinstance(kind, OneOf) else (kind,)
-    (section,) = (option for option in options if isinstance(option, Section))
-    inner = _within(_kind_of(section, keys[0]), keys[1:], value)
+    section, key = _section_of(kind), keys[0]
+    inner = _within(_field_of(section, key).kind, keys[1:], value)
     return {
-        field.key: inner if field.key == keys[0] else field.examples[0]
+        field.key: inner if field.key == key else field.examples[0]
         for field in section.fields
-        if field.required or field.key == keys[0]
+        if field.required or field.key == key
     }
 
 
-def _kind_of(section: Section, key: str) -> Kind:
-    return next(field.kind for field in section.fields if field.key == key)
+def _section_of(kind: Kind) -> Section:
+    options = kind.options if isinstance(kind, OneOf) else (kind,)
+    return next(option for option in options if isinstance(option, Section))
+
+
+def _field_of(section: Section, key: str) -> Field:
+    return next(field for field in section.fields if field.key == key)
 
 
 def flow(value: Json) -> str:
