@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -264,3 +266,60 @@ def test_a_folder_that_cannot_be_written_is_one_plain_error(tmp_path: Path) -> N
     assert done.returncode == 4
     assert done.stderr.startswith("oomrun: file")
     assert done.stderr.count("\n") == 1
+
+
+WORKSTATION = ROOT / "monitoring"
+
+
+def mounts(service: str) -> dict[str, Path]:
+    """What a container of the workstation's compose file sees: its path to ours."""
+    compose = yaml.safe_load((WORKSTATION / "docker-compose.yml").read_text())
+    found = {}
+    for mount in compose["services"][service]["volumes"]:
+        ours, theirs, *_ = mount.split(":")
+        if ours.startswith("."):
+            found[theirs] = (WORKSTATION / ours).resolve()
+        else:
+            assert ours in compose["volumes"]
+    return found
+
+
+def test_the_workstation_s_containers_find_their_files() -> None:
+    for service in ("prometheus", "grafana"):
+        for ours in mounts(service).values():
+            assert ours.exists(), ours
+    config = yaml.safe_load((WORKSTATION / "prometheus.yml").read_text())
+    (theirs,) = (path for path in mounts("prometheus") if path.endswith(".yml"))
+    for rules in config["rule_files"]:
+        folder, name = os.path.split(os.path.normpath(Path(theirs).parent / rules))
+        assert (mounts("prometheus")[folder] / name).exists()
+    (provider,) = yaml.safe_load(
+        (WORKSTATION / "grafana/dashboards/oomrun.yaml").read_text()
+    )["providers"]
+    boards = mounts("grafana")[provider["options"]["path"]]
+    assert {path.stem for path in boards.glob("*.json")} == set(BOARDS)
+
+
+def test_the_workstation_listens_to_itself_alone() -> None:
+    compose = yaml.safe_load((WORKSTATION / "docker-compose.yml").read_text())
+    services = compose["services"]
+    address = "--web.listen-address=127.0.0.1:9090"
+    assert address in services["prometheus"]["command"]
+    assert services["grafana"]["environment"]["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
+    (source,) = yaml.safe_load(
+        (WORKSTATION / "grafana/datasources/prometheus.yaml").read_text()
+    )["datasources"]
+    assert source["url"] == "http://127.0.0.1:9090"
+
+
+@pytest.mark.skipif(
+    not shutil.which("promtool"),
+    reason="promtool is not installed (apt-get install prometheus)",
+)
+def test_prometheus_takes_the_workstation_s_config() -> None:
+    done = subprocess.run(
+        ["promtool", "check", "config", str(WORKSTATION / "prometheus.yml")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(ALERTS)} rules found" in done.stdout

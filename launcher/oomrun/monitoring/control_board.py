@@ -226,6 +226,7 @@ _RECOVERY = (
             Query(
                 expr="time() - max by (run, rank) "
                 f"(oomrun_worker_last_heartbeat_timestamp_seconds{{{_RUN}}})",
+                instant=True,
                 legend="{{run}} rank {{rank}}",
             ),
         ),
@@ -244,6 +245,7 @@ _CHECKPOINTS = (
             Query(
                 expr="time() - max by (run) "
                 f"(oomrun_checkpoint_last_success_timestamp_seconds{{{_RUN}}})",
+                instant=True,
                 legend="{{run}}",
             ),
         ),

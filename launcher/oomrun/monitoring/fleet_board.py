@@ -144,6 +144,7 @@ _COUNTS = (
                 expr="sum by (oomrun_run_state) "
                 "(max by (run, oomrun_run_state) (oomrun_run_state)) > 0",
                 legend="{{oomrun_run_state}}",
+                instant=True,
             ),
         ),
         defaults={"min": 0, "decimals": 0},
@@ -192,6 +193,7 @@ _VERSIONS = Panel(
         Query(
             expr="count by (version, python) (oomrun_build_info)",
             legend="oomrun {{version}}, Python {{python}}",
+            instant=True,
         ),
     ),
     defaults={"min": 0, "decimals": 0},

@@ -83,7 +83,7 @@ _NOW = Row(
             queries=(
                 Query(
                     expr=f"min by (run) ({_HEADROOM} / (-deriv({_HEADROOM}[30m]) > 0))",
-                    legend="{{run}}",
+                    instant=True, legend="{{run}}",
                 ),
             ),
             defaults={
@@ -225,14 +225,14 @@ _OTHERS = (
         description="All that the driver counts on the GPU, less what TensorFlow has "
         "allocated: neighbours, and the CUDA context. Empty without dcgm-exporter.",
         queries=(_of_others("DCGM_FI_DEV_FB_USED * 1048576", "UUID"),),
-        defaults={"custom": lines()},
+        defaults={"custom": lines(), "noValue": "no GPU, or no dcgm-exporter"},
     ),
     Panel(
         title="Memory of other programs (nvidia_gpu_exporter)", type="timeseries",
         unit="bytes", width=12,
         description="The same for those who run nvidia_gpu_exporter.",
         queries=(_of_others("nvidia_smi_memory_used_bytes", "uuid"),),
-        defaults={"custom": lines()},
+        defaults={"custom": lines(), "noValue": "no GPU, or no nvidia_gpu_exporter"},
     ),
 )  # fmt: skip
 
