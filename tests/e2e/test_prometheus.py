@@ -150,6 +150,10 @@ def test_what_prometheus_knows_is_what_the_journal_says(
         "the run to train",
         180,
     )
+    started = of_type(journal(tmp_path), "attempt_started")[-1]
+    environment = Path(f"/proc/{started['pids'][0]}/environ").read_bytes()
+    assert b"OOMRUN_" in environment
+    assert TOKEN.encode() not in environment
     assert prometheus.one("sum(oomrun_build_info)") == 1
     assert prometheus.one("oomrun_workers_alive") == 1
     limit = prometheus.one("oomrun_device_memory_limit_bytes")
@@ -211,6 +215,10 @@ def test_what_prometheus_knows_is_what_the_journal_says(
     assert not prometheus.query('up{job!="oomrun"} == 1')
     written = (tmp_path / "node.prom").read_text()
     assert 'oomrun_run_state="completed",run="watched"} 1.0' in written
+    check = subprocess.run(
+        ["promtool", "check", "metrics"], input=written, text=True, capture_output=True
+    )
+    assert (check.returncode, check.stdout + check.stderr) == (0, "")
     # The token is nowhere but where it was put: no log, no journal, no worker has it.
     everything = [p for p in tmp_path.rglob("*") if p.is_file() and p.name != "token"]
     assert any(path.name == "journal.jsonl" for path in everything)

@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -266,7 +267,7 @@ def test_a_textfile_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
     state = replay(scenarios.opening())
     with handing_over.Textfile(path, lambda: state):
         while not path.exists():
-            continue
+            time.sleep(0.01)
         first = families(path.read_text())
         state = replay(scenarios.whole())
     last = families(path.read_text())
@@ -307,6 +308,7 @@ def test_the_end_is_pushed_once() -> None:
     told: list[tuple[str, str, str]] = []
     handler = type("Handler", (Gateway,), {"told": told})
     with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
+        server.timeout = 60
         thread = threading.Thread(target=server.handle_request)
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}"

@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
         job_text=Path(args.job).read_bytes(),
         run_dir=RunDir(run_dir_of(args, spec)),
         cwd=Path.cwd(),
-        environment=_without_secrets(spec),
+        environment=os.environ,
         fresh=args.fresh,
         allow_changes=args.allow_changes,
         timing=Timing(grace_s=args.grace),
@@ -155,14 +155,6 @@ def run(args: argparse.Namespace) -> int:
             _last_scrape(exporter, stops)
     _say_end(outcome, job, sys.stderr)
     return outcome.exit_code
-
-
-def _without_secrets(spec: JobSpec) -> dict[str, str]:
-    """Our environment, less the secrets that are for the metrics alone."""
-    password = spec.metrics.basic_auth and spec.metrics.basic_auth.password
-    secrets = [spec.metrics.token, password]
-    names = {secret.variable for secret in secrets if secret}
-    return {name: value for name, value in os.environ.items() if name not in names}
 
 
 class _Latest:

@@ -210,6 +210,13 @@ class MetricsSpec:
     textfile: str | None = None
     pushgateway: str | None = None
 
+    @property
+    def secret_variables(self) -> frozenset[str]:
+        """The variables that hold secrets, which are no script's business."""
+        password = self.basic_auth.password if self.basic_auth else None
+        found = (secret.variable for secret in (self.token, password) if secret)
+        return frozenset(name for name in found if name)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
