@@ -53,6 +53,9 @@ COMMANDS = {
         "Training", "oomrun.cli.diagnose_command", "LOG",
         "say from any program's log what went wrong",
     ),
+    "top": Command(
+        "Training", "oomrun.cli.top_command", "[RUN...]", "watch runs on the terminal"
+    ),
     "init": Command("Job files", _JOBFILE, "SCRIPT", "write a job file for a script"),
     "validate": Command("Job files", _JOBFILE, "JOB", "check a job file"),
     "schema": Command("Job files", _JOBFILE, "", "print the JSON Schema of job files"),
@@ -71,6 +74,10 @@ COMMANDS = {
     "devices": Command(
         "Machine", "oomrun.cli.devices_command", "",
         "show the devices and their memory, and the host's",
+    ),
+    "monitoring": Command(
+        "Machine", "oomrun.cli.monitoring_command", "export",
+        "print or write Grafana dashboards and alert rules",
     ),
     "completion": Command(
         "Machine", "oomrun.cli.completion", "SHELL",

@@ -134,18 +134,23 @@ def run(args: argparse.Namespace) -> int:
     )
     become_subreaper()
     latest = _Latest()
+    metrics = spec.metrics
     form = "json" if args.log_format == "json" else args.view
     with contextlib.ExitStack() as stack:
         stops = Stops()
         stack.callback(stops.close)
         stack.enter_context(stops.installed())
-        exporter = _exporter(spec, latest)
+        exporter = _exporter(job, latest)
         if exporter is not None:
             stack.callback(exporter.close)
+        if metrics.textfile is not None:
+            stack.enter_context(_textfile(job, latest))
         with make_observer(sys.stdout, force=form) as view:
             outcome = supervise(
                 job, stops=stops, observers=(view,), on_journaled=latest
             )
+        if metrics.pushgateway is not None and not outcome.already:
+            _push(metrics.pushgateway, latest)
         if exporter is not None and not outcome.already:
             _last_scrape(exporter, stops)
     _say_end(outcome, job, sys.stderr)
@@ -162,15 +167,39 @@ class _Latest:
         self.state = state
 
 
-def _exporter(spec: JobSpec, latest: _Latest) -> Any:
-    """The metrics endpoint, or None where it is not wanted or cannot be had."""
-    listen = spec.metrics.listen
+def _textfile(job: Any, latest: _Latest) -> Any:
+    from oomrun.metrics.handing_over import Textfile
+
+    path = job.job_file.parent / job.spec.metrics.textfile
+    return Textfile(path, lambda: latest.state)
+
+
+def _push(url: str, latest: _Latest) -> None:
+    from oomrun.metrics.handing_over import push
+
+    push(url, latest.state)
+
+
+def _exporter(job: Any, latest: _Latest) -> Any:
+    """The metrics endpoint, or None where it is not wanted or cannot be had.
+
+    Raises:
+        ProtectionError: a secret or a certificate cannot be had. Unlike a port, it
+            will not be there later, and nobody would see that it is missing.
+    """
+    listen = job.spec.metrics.listen
     if listen is None:
         return None
     from oomrun.metrics import exporter
+    from oomrun.metrics.protection import protection
 
+    who = protection(
+        job.spec.metrics, folder=job.job_file.parent, environment=os.environ
+    )
     try:
-        started = exporter.start(listen.host, listen.port, lambda: latest.state)
+        started = exporter.start(
+            listen.host, listen.port, lambda: latest.state, protection=who
+        )
     except exporter.ExporterError as error:
         print(f"oomrun: {error}; the run goes on without", file=sys.stderr)
         return None

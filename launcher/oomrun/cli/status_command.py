@@ -23,7 +23,7 @@ from oomrun.core.errors import JournalError
 from oomrun.core.state import JobState, replay
 from oomrun.rundir import RunDir
 
-__all__ = ["add_parser", "status", "supervisor_alive"]
+__all__ = ["add_parser", "find_run", "not_a_run", "status", "supervisor_alive"]
 
 
 def add_parser(subparsers: Any) -> None:
@@ -57,9 +57,9 @@ def status(args: argparse.Namespace) -> int:
 
         args.job, args.set = args.run_dir, []
         return show_status(args)
-    run_dir = _find(Path(args.run_dir))
+    run_dir = find_run(Path(args.run_dir))
     if run_dir is None:
-        print(f"oomrun: {_not_a_run(Path(args.run_dir))}", file=sys.stderr)
+        print(f"oomrun: {not_a_run(Path(args.run_dir))}", file=sys.stderr)
         return 2
     try:
         state = replay(journal.read(run_dir.journal))
@@ -76,14 +76,16 @@ def status(args: argparse.Namespace) -> int:
     return 0
 
 
-def _find(path: Path) -> RunDir | None:
+def find_run(path: Path) -> RunDir | None:
+    """The run in that folder, or of that name under ``runs/``."""
     for candidate in (RunDir(path), RunDir(Path("runs") / path)):
         if candidate.journal.is_file():
             return candidate
     return None
 
 
-def _not_a_run(path: Path) -> str:
+def not_a_run(path: Path) -> str:
+    """What is wrong with a path at which there is no run."""
     if path.is_dir():
         return f"{path} is no run directory: it holds no journal"
     if path.exists():
