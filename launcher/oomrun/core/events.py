@@ -15,8 +15,8 @@ __all__ = [
     "CheckpointSaved", "DecisionMade", "DeviceMemory", "Event", "FitEnded",
     "FitStarted", "LeakFound", "MicroBatchChanged", "MicroBatchPlanned", "Noted",
     "OomOccurred", "PhaseChanged", "Probed", "Progressed", "Restored", "RunEnded",
-    "RunResumed", "RunStarted", "ScriptEnded", "StateMeasured", "Unknown",
-    "WorkerReady",
+    "RunResumed", "RunStarted", "ScriptEnded", "SharePlanned", "StateMeasured",
+    "Unknown", "WorkerReady",
 ]  # fmt: skip
 
 
@@ -239,6 +239,20 @@ class MicroBatchPlanned(Event):
     reason: str
     predicted_peak_bytes: int | None = None
     predicted_peak_high_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharePlanned(Event):
+    """What a worker of a group does of each global batch, from now on."""
+
+    type: ClassVar[str] = "share_planned"
+    attempt: int
+    rank: int
+    device: str
+    global_batch_size: int
+    share: int
+    micro_batch_size: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

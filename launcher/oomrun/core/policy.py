@@ -114,6 +114,8 @@ def _after_device_oom(
     diagnosis: Diagnosis, state: JobState, limits: Limits
 ) -> Decision:
     failed = state.micro_batch_failed or state.micro_batch_size
+    if state.last_oom is not None and state.last_oom.rank > 0:
+        failed = state.last_oom.micro_batch_size
     if state.last_oom is not None and state.last_oom.recovery == "none":
         return Fail(
             reason=f"{diagnosis.summary}. The batches of this model cannot be cut into "
@@ -167,10 +169,12 @@ def _after_device_oom(
             exit_code=3,
         )
     steps = batch.accumulation_steps(share, smaller)
+    first = state.last_oom is None or state.last_oom.rank == 0
     return Restart(
         reason=f"{diagnosis.summary}: micro-batch {failed} -> {smaller} "
         f"x {steps} (global {share})",
-        micro_batch_size=smaller,
+        # Another worker's is in ``failed_by_rank``, and no limit for the first one.
+        micro_batch_size=smaller if first else None,
     )
 
 
