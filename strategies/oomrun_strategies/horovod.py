@@ -29,6 +29,13 @@ _LOST = (
 )
 
 
+_NOT_INSTALLED = (
+    "strategy horovod needs Horovod, built against the TensorFlow that is installed, and "
+    "it cannot be imported ({}). tools/build_horovod.py in oomrun's repository builds and "
+    "installs it"
+)
+
+
 class HorovodStrategy:
     """Trains on one device a worker."""
 
@@ -41,12 +48,26 @@ class HorovodStrategy:
         return HorovodGroup()
 
 
+def _horovod() -> Any:
+    """Horovod.
+
+    Raises:
+        SystemExit: it is not there, or was built for another TensorFlow.
+    """
+    try:
+        import horovod.tensorflow as hvd
+
+        hvd.gloo_built()
+    except Exception as error:  # whatever a library built for another one gives
+        raise SystemExit(_NOT_INSTALLED.format(error)) from error
+    return hvd
+
+
 class HorovodGroup:
     """The workers of this attempt; see ``oomrun.core.strategy.Group``."""
 
     def __init__(self) -> None:
-        import horovod.tensorflow as hvd
-
+        hvd = _horovod()
         if os.environ.get("TF_CPU_ALLOCATOR_USE_BFC"):
             # Horovod would take 128 MiB of the device's memory to join tensors in.
             os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")

@@ -114,7 +114,9 @@ def _after_device_oom(
     diagnosis: Diagnosis, state: JobState, limits: Limits
 ) -> Decision:
     failed = state.micro_batch_failed or state.micro_batch_size
-    if state.last_oom is not None and state.last_oom.rank > 0:
+    # Of another worker than the first it is not known what ran.
+    first = state.last_oom is None or state.last_oom.rank == 0
+    if state.last_oom is not None and not first:
         failed = state.last_oom.micro_batch_size
     if state.last_oom is not None and state.last_oom.recovery == "none":
         return Fail(
@@ -160,7 +162,8 @@ def _after_device_oom(
             "model, would need less",
             exit_code=3,
         )
-    smaller = batch.smaller_micro_batch(share, failed, _known_to_run(state, failed))
+    ran = _known_to_run(state, failed) if first else 0
+    smaller = batch.smaller_micro_batch(share, failed, ran)
     if smaller and limits.command:
         smaller = command.divisor(share, smaller)
     if smaller == 0:
@@ -169,7 +172,6 @@ def _after_device_oom(
             exit_code=3,
         )
     steps = batch.accumulation_steps(share, smaller)
-    first = state.last_oom is None or state.last_oom.rank == 0
     return Restart(
         reason=f"{diagnosis.summary}: micro-batch {failed} -> {smaller} "
         f"x {steps} (global {share})",
