@@ -274,7 +274,7 @@ class _Run:
             ended = replace(ended, summary=f"worker {rank}: {ended.summary}")
         if evidence.command and ended.cause is Cause.DEVICE_OOM:
             recorder.record(_oom_of_command(number, plan, ended))
-        recorder.record(_attempt_ended(number, ended, evidence))
+        recorder.record(_attempt_ended(number, ended, evidence, rank))
         return ended
 
     def _plan(self) -> tuple[Plan, Inventory]:
@@ -361,7 +361,7 @@ def _new_seed() -> int:
 
 
 def _attempt_ended(
-    attempt: int, ended: Diagnosis, evidence: Evidence
+    attempt: int, ended: Diagnosis, evidence: Evidence, rank: int = 0
 ) -> ev.AttemptEnded:
     return ev.AttemptEnded(
         at=time.time(),
@@ -370,6 +370,7 @@ def _attempt_ended(
         summary=ended.summary,
         exit_code=evidence.exit_code,
         signal=evidence.signal,
+        rank=rank,
     )
 
 

@@ -29,10 +29,9 @@ _LOST = (
 )
 
 
-_NOT_INSTALLED = (
-    "strategy horovod needs Horovod, built against the TensorFlow that is installed, and "
-    "it cannot be imported ({}). tools/build_horovod.py in oomrun's repository builds and "
-    "installs it"
+_NOT_THERE = (
+    "oomrun: Horovod cannot be imported with this TensorFlow: build it with "
+    "tools/build_horovod.py of oomrun's repository ({})"
 )
 
 
@@ -59,7 +58,7 @@ def _horovod() -> Any:
 
         hvd.gloo_built()
     except Exception as error:  # whatever a library built for another one gives
-        raise SystemExit(_NOT_INSTALLED.format(error)) from error
+        raise SystemExit(_NOT_THERE.format(error)) from error
     return hvd
 
 

@@ -56,7 +56,7 @@ def test_two_that_finish(two: Run, folder: Path) -> None:
 @pytest.mark.parametrize("others", ["hangs", "deaf", "not-ready"])
 def test_where_one_fails_all_are_ended(two: Run, folder: Path, others: str) -> None:
     outcome = two(f"{others}+exits-silently")
-    assert outcome.exit_code == 1
+    assert (outcome.exit_code, outcome.state.failed_rank) == (1, 1)
     (summary,) = summaries(folder)
     assert summary == "worker 1: the worker ended without a report (exit code 1)"
     assert of_this_run(folder) == []

@@ -359,7 +359,10 @@ class ScriptEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded(Event):
-    """All workers of an attempt are gone; ``cause`` is a ``diagnosis.Cause``."""
+    """All workers of an attempt are gone; ``cause`` is a ``diagnosis.Cause``.
+
+    ``rank`` is the worker that failed first, whose end this is.
+    """
 
     type: ClassVar[str] = "attempt_ended"
     attempt: int
@@ -367,6 +370,7 @@ class AttemptEnded(Event):
     summary: str
     exit_code: int | None
     signal: int | None = None
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

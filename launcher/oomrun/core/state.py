@@ -54,6 +54,7 @@ class JobState:
         limit_when_failed_bytes: the device's memory limit that both were seen under.
         failed_by_rank: the same as ``micro_batch_failed`` of each worker of a group
             but the first.
+        failed_rank: the worker that the last attempt ended with.
         shares: what each device does of a global batch, in a group of workers.
         measured: peak bytes by micro-batch size, the highest of all devices, of the
             model of the current fit.
@@ -99,6 +100,7 @@ class JobState:
     micro_batch_limit: int | None = None
     limit_when_failed_bytes: int | None = None
     failed_by_rank: Mapping[int, int] = field(default_factory=dict)
+    failed_rank: int = 0
     shares: Mapping[str, ev.SharePlanned] = field(default_factory=dict)
     state_bytes: int | None = None
     profile_key: str | None = None
@@ -200,7 +202,10 @@ class JobState:
                 return replace(state, script=event)
             case ev.AttemptEnded():
                 ended = state_memory.unreported_oom(state, event)
-                return replace(ended, attempt_open=False, pids=(), state="recovering")
+                return replace(
+                    ended, attempt_open=False, pids=(), state="recovering",
+                    failed_rank=event.rank,
+                )  # fmt: skip
             case ev.DecisionMade():
                 return _decided(state, event)
             case ev.RunEnded():
