@@ -10,7 +10,7 @@ BUILD ?= build
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO := $(BUILD)/demo
-CODE := launcher strategies tests benchmarks configs docs tools
+CODE := launcher strategies tests benchmarks configs docs k8s tools
 HOROVOD ?= .cache/horovod
 BENCHMARKS := $(filter-out __init__ kills oracle prediction search,$(basename $(notdir $(wildcard benchmarks/*.py))))
 RUNS ?= 50
@@ -45,7 +45,7 @@ chaos: $(VENV)/.horovod keras-suite ## kills at random moments (RUNS=50), the sl
 	@mkdir -p $(BUILD)/bench
 	$(BIN)/python -m benchmarks.kills --runs $(RUNS) > $(BUILD)/bench/kills.json
 	@cat $(BUILD)/bench/kills.json
-	$(BIN)/python -m pytest -m slow || [ $$? -eq 5 ] # 5: no test is marked so
+	$(BIN)/python -m pytest -m slow -n $(JOBS) || [ $$? -eq 5 ] # 5: no test is marked so
 
 horovod: $(VENV)/.horovod ## Horovod, built against the TensorFlow in .venv (CPU, Gloo)
 

@@ -97,8 +97,8 @@ def test_one_is_killed(tmp_path: Path, plain: Path) -> None:
     assert jobs.gone(run)
 
 
-# A pass takes 1.33 MiB a sample. In the second epoch a neighbour of worker 1 takes all
-# but 36 MiB of its memory.
+# A pass takes about 1 MiB a sample. In the second epoch a neighbour of worker 1 takes
+# all but 24 MiB of its memory.
 LARGE = """
 import os
 import keras, numpy as np, tensorflow as tf
@@ -123,7 +123,7 @@ class Neighbour(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == 1 and rank == "1":
             used = tf.config.experimental.get_memory_info("CPU:0")["current"]
-            self.taken = tf.zeros([((60 - 36) * 2**20 - used) // 8], tf.float64)
+            self.taken = tf.zeros([((40 - 24) * 2**20 - used) // 8], tf.float64)
 history = model.fit(
     x, y, batch_size=96, epochs=2, verbose=0, callbacks=[Neighbour()]
 ).history
@@ -133,7 +133,7 @@ np.savez(f"weights-{rank}.npz", *model.get_weights(), *values)
 
 
 def test_each_takes_what_fits_and_goes_on_where_less_does(tmp_path: Path) -> None:
-    more = "strategy: horovod\ndevices: {cpu: 2, memory: [600MiB, 60MiB]}\n"
+    more = "strategy: horovod\ndevices: {cpu: 2, memory: [600MiB, 40MiB]}\n"
     run = jobs.make(tmp_path, LARGE, more)
     assert run.run() == 0, run.everything()
     (oom,) = run.events(ev.OomOccurred)
@@ -146,7 +146,7 @@ def test_each_takes_what_fits_and_goes_on_where_less_does(tmp_path: Path) -> Non
     (second, second_pass), (after, pass_after) = of["cpu:1"]
     assert first + second == 96
     assert (first_pass, second_pass) == (first, second)
-    assert 20 < second < 48
+    assert second < 48 < first
     # Only the device that had less got other passes, and kept its share.
     assert (after, pass_after) == (second, second // 2)
     (plain := tmp_path / "plain").mkdir()

@@ -33,7 +33,7 @@ def arrays(folder: Path) -> Any:
     return fit(model, *regression()), model
 
 
-@row("tensors, in order (`shuffle=False`)")
+@row("tensors, in order (`shuffle=False`)", slow=True)
 def tensors(folder: Path) -> Any:
     model = compiled()
     x, y = map(tf.constant, regression())
@@ -46,7 +46,7 @@ def dataset_batched(folder: Path) -> Any:
     return fit(model, dataset(*regression())), model
 
 
-@row("`tf.data`, `drop_remainder=True`")
+@row("`tf.data`, `drop_remainder=True`", slow=True)
 def dataset_whole_batches(folder: Path) -> Any:
     model = compiled(metrics=["mae"])
     data = dataset(*regression(), batch=None).batch(BATCH, drop_remainder=True)
@@ -62,7 +62,7 @@ def dataset_pipeline(folder: Path) -> Any:
     return fit(model, data.batch(BATCH).prefetch(2)), model
 
 
-@row("`tf.data`, unbatched and batched again")
+@row("`tf.data`, unbatched and batched again", slow=True)
 def dataset_rebatched(folder: Path) -> Any:
     model = compiled()
     return fit(model, dataset(*regression(), batch=5).unbatch().batch(BATCH)), model
@@ -81,7 +81,7 @@ def dataset_unknown_length(folder: Path) -> Any:
     return fit(model, data.batch(BATCH)), model
 
 
-@row("generator with `steps_per_epoch`")
+@row("generator with `steps_per_epoch`", slow=True)
 def generator(folder: Path) -> Any:
     x, y = regression()
 
@@ -128,7 +128,7 @@ def py_dataset(folder: Path) -> Any:
     return fit(model, Batches(), shuffle=False), model
 
 
-@row("`PyDataset` with worker threads")
+@row("`PyDataset` with worker threads", slow=True)
 def py_dataset_workers(folder: Path) -> Any:
     model = compiled()
     data = Batches(workers=2, max_queue_size=4)
@@ -142,14 +142,14 @@ def dicts(folder: Path) -> Any:
     return fit(model, *two_data()), model
 
 
-@row("several inputs and outputs as lists")
+@row("several inputs and outputs as lists", slow=True)
 def lists(folder: Path) -> Any:
     model = two_outputs(as_dict=False)
     model.compile("adam", ["mse", "binary_crossentropy"])
     return fit(model, *two_data(as_dict=False)), model
 
 
-@row("dicts in `tf.data`")
+@row("dicts in `tf.data`", slow=True)
 def dicts_dataset(folder: Path) -> Any:
     model = two_outputs()
     model.compile("sgd", "mse")
@@ -185,6 +185,7 @@ def ragged(folder: Path) -> Any:
     cuts=False,
     tolerance=0,
     evaluate=None,
+    slow=True,
 )
 def ragged_padded(folder: Path) -> Any:
     rng = np.random.default_rng(0)
@@ -258,7 +259,7 @@ def sparse(folder: Path) -> Any:
     return fit(model, data.batch(BATCH)), model
 
 
-@row("images as `uint8`, scaled in the model")
+@row("images as `uint8`, scaled in the model", slow=True)
 def images(folder: Path) -> Any:
     x = (100 + 40 * array(COUNT, 6, 6, 1)).astype("uint8")
     model = keras.Sequential(
@@ -274,7 +275,7 @@ def images(folder: Path) -> Any:
     return fit(model, x, regression()[1]), model
 
 
-@row("strings, with a `TextVectorization` in the pipeline")
+@row("strings, with a `TextVectorization` in the pipeline", slow=True)
 def strings(folder: Path) -> Any:
     texts = np.array(["a b c", "b c", "c a", "a"] * 5 + ["b", "c"])
     vectorize = layers.TextVectorization(output_sequence_length=3)

@@ -43,7 +43,13 @@ def jit_on(folder: Path) -> Any:
     return fit(model, *regression(), validation_split=0.3), model
 
 
-@row("`jit_compile=True`, uncut: bit for bit", micro=None, evaluate=None, tolerance=0)
+@row(
+    "`jit_compile=True`, uncut: bit for bit",
+    micro=None,
+    evaluate=None,
+    tolerance=0,
+    slow=True,
+)
 def jit_uncut(folder: Path) -> Any:
     model = compiled("adam", metrics=["mae"], jit_compile=True)
     return fit(model, *regression(), validation_split=0.3), model
@@ -67,7 +73,7 @@ def run_eagerly(folder: Path) -> Any:
     return fit(model, *regression(), validation_split=0.3), model
 
 
-@row("`run_eagerly`, masked")
+@row("`run_eagerly`, masked", slow=True)
 def run_eagerly_masked(folder: Path) -> Any:
     model = tagger(run_eagerly=True, metrics=["accuracy"])
     return fit(model, *tokens(), epochs=1), model
@@ -98,7 +104,7 @@ def float32(folder: Path) -> Any:
     return fit(model, *regression(), validation_split=0.3), model
 
 
-@row("float64")
+@row("float64", slow=True)
 def float64(folder: Path) -> Any:
     model = compiled("adam", metrics=["mae"])
     return fit(model, *regression(), validation_split=0.3), model
@@ -148,6 +154,7 @@ def mixed_overflow(folder: Path) -> Any:
     tolerance=0,
     micro=None,
     evaluate=None,
+    slow=True,
 )
 def mixed_uncut(folder: Path) -> Any:
     return _mixed("mixed_float16", keras.optimizers.Adam(0.01))

@@ -35,7 +35,7 @@ def validation_data(folder: Path) -> Any:
     return history, model
 
 
-@row("`validation_data` as `tf.data`, with `validation_steps`")
+@row("`validation_data` as `tf.data`, with `validation_steps`", slow=True)
 def validation_dataset(folder: Path) -> Any:
     model = compiled("adam", metrics=["mae"])
     data = dataset(*regression())
@@ -142,7 +142,7 @@ def reduce_lr(folder: Path) -> Any:
     return _called(callbacks.ReduceLROnPlateau(patience=1, min_delta=1), epochs=4)
 
 
-@row("LearningRateScheduler")
+@row("LearningRateScheduler", slow=True)
 def lr_scheduler(folder: Path) -> Any:
     return _called(callbacks.LearningRateScheduler(lambda epoch, lr: lr * 0.5))
 
@@ -183,14 +183,14 @@ def _scalars(path: Path) -> Any:
     return found
 
 
-@row("CSVLogger")
+@row("CSVLogger", slow=True)
 def csv_logger(folder: Path) -> Any:
     found = _called(callbacks.CSVLogger(folder / "log.csv"))
     lines = (folder / "log.csv").read_text().splitlines()
     return found, lines[0], [[float(f) for f in line.split(",")] for line in lines[1:]]
 
 
-@row("LambdaCallback")
+@row("LambdaCallback", slow=True)
 def lambda_callback(folder: Path) -> Any:
     seen: list[float] = []
     watch = callbacks.LambdaCallback(
@@ -205,7 +205,7 @@ def swap_ema(folder: Path) -> Any:
     return _called(callbacks.SwapEMAWeights(swap_on_epoch=True), model=model)
 
 
-@row("TerminateOnNaN")
+@row("TerminateOnNaN", slow=True)
 def terminate_on_nan(folder: Path) -> Any:
     model = compiled()
     x, y = regression()
@@ -252,7 +252,7 @@ def own_callback(folder: Path) -> Any:
     return _called(watching), watching.seen
 
 
-@row("a `CallbackList` instead of a list")
+@row("a `CallbackList` instead of a list", slow=True)
 def callback_list(folder: Path) -> Any:
     model = compiled(metrics=["mae"])
     given = callbacks.CallbackList([callbacks.History()], model=model)

@@ -36,7 +36,7 @@ def loss_string(folder: Path) -> Any:
     return fit(model, *regression()), model
 
 
-@row("loss as an object with options")
+@row("loss as an object with options", slow=True)
 def loss_object(folder: Path) -> Any:
     loss = keras.losses.CategoricalCrossentropy(label_smoothing=0.1, from_logits=True)
     model = dense(3)
@@ -45,7 +45,7 @@ def loss_object(folder: Path) -> Any:
     return fit(model, x, np.eye(3)[y]), model
 
 
-@row("loss as a function, one value a sample")
+@row("loss as a function, one value a sample", slow=True)
 def loss_function(folder: Path) -> Any:
     def loss(y: Any, p: Any) -> Any:
         return ops.mean(ops.abs(y - p) ** 1.5, axis=-1)
@@ -66,7 +66,7 @@ def loss_function_sum(folder: Path) -> Any:
     return fit(model, *regression()), model
 
 
-@row("a loss class of the user's (`keras.losses.Loss`)")
+@row("a loss class of the user's (`keras.losses.Loss`)", slow=True)
 def loss_class(folder: Path) -> Any:
     class Cubed(keras.losses.Loss):  # type: ignore[misc]
         def call(self, y: Any, p: Any) -> Any:
@@ -99,6 +99,7 @@ def loss_contrastive(folder: Path) -> Any:
     notes=("not-separable",),
     cuts=False,
     tolerance=0,
+    slow=True,
 )
 def loss_root(folder: Path) -> Any:
     model = compiled("adam", lambda y, p: ops.sqrt(ops.mean(ops.square(y - p))))
@@ -132,7 +133,7 @@ def reduction_sum(folder: Path) -> Any:
     return _reduced("sum", masked=False)
 
 
-@row("reduction `mean`")
+@row("reduction `mean`", slow=True)
 def reduction_mean(folder: Path) -> Any:
     return _reduced("mean", masked=False)
 
@@ -172,7 +173,7 @@ def masked_default(folder: Path) -> Any:
     return _reduced("sum_over_batch_size", masked=True)
 
 
-@row("masks: reduction `sum`")
+@row("masks: reduction `sum`", slow=True)
 def masked_sum(folder: Path) -> Any:
     return _reduced("sum", masked=True)
 
@@ -188,7 +189,7 @@ def sample_weight(folder: Path) -> Any:
     return fit(model, *regression(), sample_weight=weights()), model
 
 
-@row("`sample_weight` in `tf.data`")
+@row("`sample_weight` in `tf.data`", slow=True)
 def sample_weight_dataset(folder: Path) -> Any:
     model = compiled("adam", weighted_metrics=["mse"])
     return fit(model, dataset(*regression(), weights())), model
@@ -216,7 +217,7 @@ def loss_weights_dict(folder: Path) -> Any:
     return fit(model, *two_data()), model
 
 
-@row("`loss_weights` as a list; an output without a loss")
+@row("`loss_weights` as a list; an output without a loss", slow=True)
 def loss_weights_list(folder: Path) -> Any:
     model = two_outputs(as_dict=False)
     model.compile("adam", ["mse", None], loss_weights=[0.5, 1.0])
@@ -261,6 +262,7 @@ def add_loss_mean(folder: Path) -> Any:
     notes=("not-separable",),
     cuts=False,
     evaluate=None,
+    slow=True,
 )
 def add_loss_sum(folder: Path) -> Any:
     return _with_inner(ops.sum)
@@ -279,7 +281,7 @@ def regularizers(folder: Path) -> Any:
     return fit(model, *regression(), validation_split=0.3), model
 
 
-@row("activity regulariser")
+@row("activity regulariser", slow=True)
 def activity_regularizer(folder: Path) -> Any:
     model = keras.Sequential(
         [
@@ -293,7 +295,7 @@ def activity_regularizer(folder: Path) -> Any:
     return fit(model, *regression(), validation_split=0.3), model
 
 
-@row("weight constraints")
+@row("weight constraints", slow=True)
 def constraints(folder: Path) -> Any:
     model = keras.Sequential(
         [

@@ -45,7 +45,7 @@ def evaluate(folder: Path) -> Any:
     return model.evaluate(*binary(), **given, return_dict=True)
 
 
-@row("`evaluate` of `tf.data`, several outputs", **EVALUATION)
+@row("`evaluate` of `tf.data`, several outputs", **EVALUATION, slow=True)
 def evaluate_outputs(folder: Path) -> Any:
     model = two_outputs()
     model.compile("sgd", {"p": "mse", "q": "mae"}, metrics={"p": ["mae"]})
@@ -66,7 +66,7 @@ def predict(folder: Path) -> Any:
     return found, model.predict(dataset(x, y), verbose=0)
 
 
-@row("`predict`, several outputs, `steps_per_execution`", **EVALUATION)
+@row("`predict`, several outputs, `steps_per_execution`", **EVALUATION, slow=True)
 def predict_outputs(folder: Path) -> Any:
     model = two_outputs()
     model.compile("sgd", "mse", steps_per_execution=2)
@@ -84,7 +84,7 @@ def train_on_batch(folder: Path) -> Any:
     return found, model
 
 
-@row("`train_on_batch` with `class_weight`")
+@row("`train_on_batch` with `class_weight`", slow=True)
 def train_on_batch_classes(folder: Path) -> Any:
     model = classifier(metrics=["accuracy"])
     return model.train_on_batch(*classes(), class_weight={0: 1, 1: 2, 2: 3}), model
@@ -167,6 +167,7 @@ def own_train_step_clipped(folder: Path) -> Any:
     "own `train_step` around `super().train_step`",
     notes=("metrics-of-micro-batches",),
     differs="/steps$",
+    slow=True,
 )
 def own_train_step_super(folder: Path) -> Any:
     return _own(Extended)

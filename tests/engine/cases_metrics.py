@@ -47,7 +47,7 @@ def metrics_stateful(folder: Path) -> Any:
     return fit(model, x, y, sample_weight=weights(), validation_data=(x, y)), model
 
 
-@row("as objects: R2, RMSE, cosine similarity")
+@row("as objects: R2, RMSE, cosine similarity", slow=True)
 def metrics_regression(folder: Path) -> Any:
     metrics = keras.metrics
     model = compiled(
@@ -60,7 +60,7 @@ def metrics_regression(folder: Path) -> Any:
     return fit(model, *regression(), validation_data=regression()), model
 
 
-@row("as objects: confusion matrices (MeanIoU)")
+@row("as objects: confusion matrices (MeanIoU)", slow=True)
 def metrics_confusion(folder: Path) -> Any:
     model = classifier(
         metrics=[
@@ -71,7 +71,7 @@ def metrics_confusion(folder: Path) -> Any:
     return fit(model, *classes(), validation_data=classes()), model
 
 
-@row("as a function, one value a sample")
+@row("as a function, one value a sample", slow=True)
 def metrics_function(folder: Path) -> Any:
     def error(y: Any, p: Any) -> Any:
         return ops.max(ops.abs(y - p), axis=-1)
@@ -80,7 +80,7 @@ def metrics_function(folder: Path) -> Any:
     return fit(model, *regression(), sample_weight=weights()), model
 
 
-@row("as a function, a mean over the batch")
+@row("as a function, a mean over the batch", slow=True)
 def metrics_function_mean(folder: Path) -> Any:
     def error(y: Any, p: Any) -> Any:
         return ops.mean(ops.abs(y - p))
@@ -116,7 +116,7 @@ def metrics_dict(folder: Path) -> Any:
     return fit(model, x, y, sample_weight=given, validation_data=(x, y)), model
 
 
-@row("for each output, as lists")
+@row("for each output, as lists", slow=True)
 def metrics_list(folder: Path) -> Any:
     model = two_outputs(as_dict=False)
     metrics = [["mae", "mse"], ["accuracy"]]
@@ -131,7 +131,7 @@ def metrics_masked(folder: Path) -> Any:
     return fit(model, x, y, validation_data=(x, y)), model
 
 
-@row("a metric class of the user's")
+@row("a metric class of the user's", slow=True)
 def metrics_class(folder: Path) -> Any:
     class Largest(keras.metrics.Metric):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -32,7 +32,7 @@ def _trained(*inner: Any, x: Any = None, optimizer: Any = "adam") -> Any:
     return fit(model, x, regression()[1]), model
 
 
-@row("Sequential, functional with a model inside")
+@row("Sequential, functional with a model inside", slow=True)
 def nested(folder: Path) -> Any:
     x = keras.Input((4,))
     model = keras.Model(x, layers.Dense(2)(dense(3)(x)))
@@ -142,7 +142,9 @@ def embedding(folder: Path) -> Any:
     return fit(model, *tokens()), model
 
 
-@row("Embedding: sparse gradients, clipped by global norm, SGD with momentum")
+@row(
+    "Embedding: sparse gradients, clipped by global norm, SGD with momentum", slow=True
+)
 def embedding_clipped(folder: Path) -> Any:
     x, y = tokens()
     model = keras.Sequential(
@@ -163,14 +165,14 @@ def embedding_tied(folder: Path) -> Any:
     return fit(model, x, y), model
 
 
-@row("preprocessing layers in the model (Normalization, Discretization)")
+@row("preprocessing layers in the model (Normalization, Discretization)", slow=True)
 def preprocessing(folder: Path) -> Any:
     normalize = layers.Normalization()
     normalize.adapt(regression()[0])
     return _trained(normalize, layers.Discretization([-1.0, 0.0, 1.0]))
 
 
-@row("Lambda layers, `ops` in a functional model")
+@row("Lambda layers, `ops` in a functional model", slow=True)
 def functional_ops(folder: Path) -> Any:
     x = keras.Input((4,))
     squared = layers.Lambda(lambda value: value * value)(x)
@@ -184,7 +186,7 @@ def batch_norm(folder: Path) -> Any:
     return _trained(layers.Dense(5), layers.BatchNormalization())
 
 
-@row("BatchNormalization, uncut: bit for bit", micro=None, tolerance=0)
+@row("BatchNormalization, uncut: bit for bit", micro=None, tolerance=0, slow=True)
 def batch_norm_uncut(folder: Path) -> Any:
     return _trained(layers.Dense(5), layers.BatchNormalization())
 
@@ -198,7 +200,7 @@ def _random_layers() -> Any:
     return _trained(layers.Dense(5), layers.Dropout(0.5), layers.GaussianNoise(0.1))
 
 
-@row("Dropout, GaussianNoise, uncut: bit for bit", micro=None, tolerance=0)
+@row("Dropout, GaussianNoise, uncut: bit for bit", micro=None, tolerance=0, slow=True)
 def dropout_uncut(folder: Path) -> Any:
     return _random_layers()
 
@@ -224,7 +226,7 @@ def dropout_evaluated(folder: Path) -> Any:
     )
 
 
-@row("augmentation layers, uncut: bit for bit", micro=None, tolerance=0)
+@row("augmentation layers, uncut: bit for bit", micro=None, tolerance=0, slow=True)
 def augmentation_uncut(folder: Path) -> Any:
     inner = layers.RandomFlip(), layers.RandomTranslation(0.2, 0.2), layers.Flatten()
     return _trained(*inner, x=array(COUNT, 4, 4, 1))
@@ -281,7 +283,13 @@ def spectral(folder: Path) -> Any:
     return _trained(layers.SpectralNormalization(layers.Dense(5)))
 
 
-@row("a stateful recurrent network, uncut", micro=None, evaluate=None, tolerance=0)
+@row(
+    "a stateful recurrent network, uncut",
+    micro=None,
+    evaluate=None,
+    tolerance=0,
+    slow=True,
+)
 def stateful_uncut(folder: Path) -> Any:
     return _stateful()
 
@@ -322,7 +330,12 @@ def mixing(folder: Path) -> Any:
     return _trained(layers.Dense(5, "tanh"), Centred())
 
 
-@row("LoRA on a Dense layer", tolerance=1e-6, remark="Keras computes it in float32")
+@row(
+    "LoRA on a Dense layer",
+    tolerance=1e-6,
+    remark="Keras computes it in float32",
+    slow=True,
+)
 def lora(folder: Path) -> Any:
     model = dense()
     model.layers[0].enable_lora(2)
@@ -330,7 +343,7 @@ def lora(folder: Path) -> Any:
     return fit(model, *regression()), model
 
 
-@row("a quantized model trained by LoRA", floatx="float32", tolerance=1e-4)
+@row("a quantized model trained by LoRA", floatx="float32", tolerance=1e-4, slow=True)
 def quantized(folder: Path) -> Any:
     model = dense()
     model.quantize("int8")

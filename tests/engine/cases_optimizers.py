@@ -24,7 +24,7 @@ def sgd(folder: Path) -> Any:
     return _trained(optimizers.SGD(0.1))
 
 
-@row("SGD with momentum; with Nesterov's")
+@row("SGD with momentum; with Nesterov's", slow=True)
 def momentum(folder: Path) -> Any:
     return _trained(optimizers.SGD(0.1, 0.9, nesterov=True))
 
@@ -34,7 +34,7 @@ def adam(folder: Path) -> Any:
     return _trained(optimizers.Adam(0.01, amsgrad=True))
 
 
-@row("AdamW, with variables excluded from decay")
+@row("AdamW, with variables excluded from decay", slow=True)
 def adamw(folder: Path) -> Any:
     optimizer = optimizers.AdamW(0.01, weight_decay=0.1)
     optimizer.exclude_from_weight_decay(var_names=["bias"])
@@ -46,22 +46,22 @@ def adafactor(folder: Path) -> Any:
     return _trained(optimizers.Adafactor(0.01))
 
 
-@row("Adamax, Nadam")
+@row("Adamax, Nadam", slow=True)
 def nadam(folder: Path) -> Any:
     return _trained(optimizers.Adamax(0.01)), _trained(optimizers.Nadam(0.01))
 
 
-@row("Adagrad, Adadelta")
+@row("Adagrad, Adadelta", slow=True)
 def adagrad(folder: Path) -> Any:
     return _trained(optimizers.Adagrad(0.01)), _trained(optimizers.Adadelta(0.01))
 
 
-@row("RMSprop, centred, with momentum")
+@row("RMSprop, centred, with momentum", slow=True)
 def rmsprop(folder: Path) -> Any:
     return _trained(optimizers.RMSprop(0.01, momentum=0.5, centered=True))
 
 
-@row("Ftrl")
+@row("Ftrl", slow=True)
 def ftrl(folder: Path) -> Any:
     return _trained(optimizers.Ftrl(0.01, l1_regularization_strength=0.01))
 
@@ -71,7 +71,7 @@ def lion(folder: Path) -> Any:
     return _trained(optimizers.Lion(0.01))
 
 
-@row("Lamb")
+@row("Lamb", slow=True)
 def lamb(folder: Path) -> Any:
     return _trained(optimizers.Lamb(0.01))
 
@@ -86,17 +86,17 @@ def clipnorm(folder: Path) -> Any:
     return _trained(optimizers.SGD(0.1, clipnorm=0.05))
 
 
-@row("clipping by value")
+@row("clipping by value", slow=True)
 def clipvalue(folder: Path) -> Any:
     return _trained(optimizers.SGD(0.1, clipvalue=0.01))
 
 
-@row("clipping by global norm")
+@row("clipping by global norm", slow=True)
 def global_clipnorm(folder: Path) -> Any:
     return _trained(optimizers.Adam(0.1, global_clipnorm=0.05))
 
 
-@row("weight decay on any optimizer")
+@row("weight decay on any optimizer", slow=True)
 def weight_decay(folder: Path) -> Any:
     return _trained(optimizers.SGD(0.1, weight_decay=0.1))
 
@@ -106,7 +106,7 @@ def ema(folder: Path) -> Any:
     return _trained(optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=2))
 
 
-@row("EMA, written at the end of the training")
+@row("EMA, written at the end of the training", slow=True)
 def ema_at_end(folder: Path) -> Any:
     model = compiled(optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=None))
     history = fit(model, *regression())
@@ -114,7 +114,7 @@ def ema_at_end(folder: Path) -> Any:
     return history, model
 
 
-@row("learning-rate schedule")
+@row("learning-rate schedule", slow=True)
 def schedule(folder: Path) -> Any:
     decay = optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
     return _trained(optimizers.Adam(decay))

@@ -37,6 +37,7 @@ class Row:
         floatx: Keras's default float type while it runs.
         cuts: whether a batch must have been cut, as ``micro`` asks for.
         remark: what a reader of the table should know beyond the notes.
+        slow: left to ``make chaos``: another row goes the same way through the engine.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Row:
     floatx: str
     cuts: bool
     remark: str
+    slow: bool
 
 
 def section(title: str) -> None:
@@ -71,6 +73,7 @@ def row(
     floatx: str = "float64",
     cuts: bool = True,
     remark: str = "",
+    slow: bool = False,
 ) -> Callable[[Callable[[Path], Any]], Callable[[Path], Any]]:
     """Declares a row; see ``Row``."""
 
@@ -92,6 +95,7 @@ def row(
             floatx=floatx,
             cuts=cuts and micro is not None,
             remark=remark,
+            slow=slow,
         )
         return run
 

@@ -22,7 +22,13 @@ def result_of(request: pytest.FixtureRequest) -> Iterator[Callable[[Row], Result
         yield lambda row: results[row.id].result()
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.id, marks=[pytest.mark.slow] if row.slow else [])
+        for row in ROWS
+    ],
+)
 def test_a_row_is_what_it_is_said_to_be(
     row: Row, result_of: Callable[[Row], Result]
 ) -> None:

@@ -75,7 +75,10 @@ def test_a_command_s_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_each_command_has_a_function(name: str) -> None:
-    words = {"JOB": ["a.yaml"], "RUN_DIR": ["d"], "SCRIPT": ["t.py"], "SHELL": ["zsh"]}
+    words = {
+        "JOB": ["a.yaml"], "RUN_DIR": ["d"], "SCRIPT": ["t.py"], "SHELL": ["zsh"],
+        "MANIFEST": ["m.yaml"],
+    }  # fmt: skip
     arguments = words.get(COMMANDS[name].arguments, [])
     args = build_parser([name]).parse_args([name, *arguments])
     assert callable(getattr(args, "handler", None) or args.run)

@@ -787,7 +787,16 @@ def test_command_goes_without_args() -> None:
             "3:11: metrics.pushgateway",
             "metrics.pushgateway",
         ),
-        ("kubernetes: {image: x}", "3:1: kubernetes", "kubernetes"),
+        (
+            "kubernetes: {image: x, gpus: 2}",
+            "3:30: kubernetes.gpus",
+            "training on more than one GPU",
+        ),
+        (
+            "kubernetes: {image: x, workers: 2}",
+            "3:33: kubernetes.workers",
+            "training in more than one pod",
+        ),
     ],
 )
 def test_later_features_are_refused_by_name(text: str, place: str, what: str) -> None:
@@ -830,7 +839,6 @@ def test_later_features_are_checked_all_the_same() -> None:
         MINIMAL + "kubernetes: {gpus: four, imge: x}\ndevices: {cpu: 2, memory: 1}\n"
     )
     assert [problem.path for problem in found] == [
-        "kubernetes",
         "kubernetes",
         "kubernetes.gpus",
         "kubernetes.imge",

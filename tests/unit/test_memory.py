@@ -63,15 +63,51 @@ def test_above_what_ran_the_steeper_of_line_and_graph_counts() -> None:
     assert graph.bytes >= 94 * MIB
 
 
-def test_a_jump_may_lie_anywhere_between_two_sizes() -> None:
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_jump_may_lie_anywhere_between_two_sizes(in_order: bool) -> None:
     ran = {48: 116 * MIB, 55: 150 * MIB}
-    peak = model(measured=ran, static={55: 55 * MIB}, in_order=True).predict(50)
+    known = model(measured=ran, static={55: 55 * MIB}, in_order=in_order)
+    peak = known.counted(50)
     assert peak is not None
     assert peak.high_bytes >= 150 * MIB
     smooth = {48: 116 * MIB, 55: 123 * MIB}
-    peak = model(measured=smooth, static={55: 55 * MIB}, in_order=True).predict(50)
+    peak = model(measured=smooth, static={55: 55 * MIB}, in_order=True).counted(50)
     assert peak is not None
-    assert peak.high_bytes < 123 * MIB
+    assert peak.high_bytes <= 123 * MIB
+
+
+def test_what_the_allocator_wasted_is_not_needed() -> None:
+    ran = {92: 80 * MIB, 185: 124 * MIB, 200: 125 * MIB}
+    static = {200: 40 * MIB}
+    known = model(measured=ran, static=static, in_order=True)
+    assert known.needed[92] == 80 * MIB
+    assert known.needed[185] == pytest.approx((80 + 1.5 * 93 * 0.2) * MIB, rel=1e-6)
+    assert known.needed[185] < known.needed[200] < 125 * MIB
+    for other in (
+        model(measured=ran, static=static),  # more than the graph's is its order's
+        model(measured=ran, static=static, in_order=True, loops=True),
+        model(measured=ran, in_order=True),
+    ):
+        assert other.needed == ran
+    for size, likely in ((185, 124), (176, 124)):
+        counted = known.counted(size)
+        assert counted is not None
+        assert counted.bytes == counted.high_bytes == likely * MIB
+    smaller = known.counted(120)
+    assert smaller is not None
+    assert smaller.bytes < 100 * MIB
+    assert smaller.high_bytes == 124 * MIB
+
+
+@pytest.mark.parametrize(("limit", "high"), [(125, 125), (200, 104), (None, 104)])
+def test_a_pool_that_is_nearly_needed_may_all_be_handed_out(
+    limit: int | None, high: int
+) -> None:
+    known = model(measured={92: 101 * MIB}, static={92: 40 * MIB}, in_order=True)
+    peak = known.counted(92, None if limit is None else limit * MIB)
+    assert peak is not None
+    assert peak.bytes == 101 * MIB
+    assert peak.high_bytes == pytest.approx(high * MIB, rel=0.01)
 
 
 @pytest.mark.parametrize("static", [{}, {256: 1000 * MIB}])

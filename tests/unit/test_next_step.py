@@ -67,3 +67,15 @@ def test_a_graph_that_was_wrong_is_not_believed_again() -> None:
     found = step(known, trials_left=2, failed=817)
     assert isinstance(found, Try)
     assert found.size < 800
+
+
+def test_where_the_pool_was_full_it_goes_no_further_and_keeps_a_margin() -> None:
+    """The allocator counts what it hands out, near a limit more than is needed."""
+    known = MemoryModel(
+        state_bytes=24, measured={90: 80, 180: 124}, static={8192: 2048}, in_order=True
+    )
+    found = step(known, trials_left=1, budget_bytes=115)
+    assert found == Settled(size=171, reason=found.reason)
+    roomy = step(known, trials_left=1, budget_bytes=130)
+    assert isinstance(roomy, Try)
+    assert roomy.size > 180

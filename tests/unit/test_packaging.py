@@ -193,7 +193,7 @@ def test_every_config_is_valid(path: Path) -> None:
     assert spec.name == path.parent.name
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/recipes.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/recipes.md", "docs/kubernetes.md"])
 def test_the_job_files_in_documents_are_valid(name: str) -> None:
     blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / name).read_text(), re.M | re.S)
     assert blocks

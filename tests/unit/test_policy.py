@@ -71,6 +71,25 @@ def test_what_the_optimizer_needs_is_not_met_with_a_smaller_micro_batch() -> Non
     assert "in the optimizer" in decision.reason
 
 
+def test_an_optimizer_that_had_room_before_gets_a_new_process() -> None:
+    oom = ev.OomOccurred(
+        at=1.0, attempt=1, rank=0, device="cpu:0", kind="device", phase="apply",
+        recovery="restart", micro_batch_size=128, step=3, message="",
+    )  # fmt: skip
+    moved = state(
+        global_batch_size=256, micro_batch_failed=128, last_oom=oom, used={"oom": 5},
+        step=12, step_at_attempt_start=9,
+    )  # fmt: skip
+    decision = decide(ended(Cause.DEVICE_OOM), moved, LIMITS)
+    assert isinstance(decision, Restart)
+    assert decision.micro_batch_size == 128
+    assert "in a new process" in decision.reason
+    stuck = replace(moved, step_at_attempt_start=12)
+    assert isinstance(decide(ended(Cause.DEVICE_OOM), stuck, LIMITS), Fail)
+    spent = replace(moved, budget_used={**moved.budget_used, "oom": 10})
+    assert isinstance(decide(ended(Cause.DEVICE_OOM), spent, LIMITS), Fail)
+
+
 def test_a_size_that_ran_is_not_halved_past() -> None:
     before = state(global_batch_size=256, micro_batch_failed=256, measured={200: 9})
     decision = decide(ended(Cause.DEVICE_OOM), before, LIMITS)

@@ -51,6 +51,14 @@ COMMANDS = {
     "init": Command("Job files", _JOBFILE, "SCRIPT", "write a job file for a script"),
     "validate": Command("Job files", _JOBFILE, "JOB", "check a job file"),
     "schema": Command("Job files", _JOBFILE, "", "print the JSON Schema of job files"),
+    "render": Command(
+        "Kubernetes", "oomrun.cli.kubernetes_commands", "JOB",
+        "print a job's objects on Kubernetes",
+    ),
+    "lint": Command(
+        "Kubernetes", "oomrun.cli.kubernetes_commands", "MANIFEST",
+        "check objects of Kubernetes for what schemas do not see",
+    ),
     "devices": Command(
         "Machine", "oomrun.cli.devices_command", "",
         "show the devices and their memory, and the host's",

@@ -90,11 +90,7 @@ def load_job_file(path: str, overrides: Sequence[str] = ()) -> "JobSpec":
     """
     from oomrun.core import jobfile
 
-    try:
-        data = Path(path).read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise SpecError([_unreadable(path, error)]) from None
-    text = jobfile.decode(data, filename=path)
+    text = read_text(path)
     examined = jobfile.examine(
         text, filename=path, overrides=overrides, environment=os.environ
     )
@@ -107,6 +103,21 @@ def load_job_file(path: str, overrides: Sequence[str] = ()) -> "JobSpec":
     if problems or examined.spec is None:
         raise SpecError(problems)
     return examined.spec
+
+
+def read_text(path: str) -> str:
+    """The text of a job file.
+
+    Raises:
+        SpecError: It cannot be read, or is no text.
+    """
+    from oomrun.core import jobfile
+
+    try:
+        data = Path(path).read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise SpecError([_unreadable(path, error)]) from None
+    return jobfile.decode(data, filename=path)
 
 
 def validate(args: argparse.Namespace) -> int:

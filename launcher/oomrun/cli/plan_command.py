@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from oomrun.core.topology import Inventory
     from oomrun.measuring import Measured
 
-__all__ = ["add_parser", "plan"]
+__all__ = ["add_parser", "known_state", "plan"]
 
 _EXIT_WRONG = 2
 _WIDEST = 200  # of a line of the script's output
@@ -77,7 +77,7 @@ def plan(args: argparse.Namespace) -> int:
     from oomrun import devices
 
     spec = load_job_file(args.job, args.set)
-    state = _known(spec, run_dir_of(args, spec))
+    state = known_state(spec, run_dir_of(args, spec))
     if args.device_memory is not None and not _can_be_elsewhere(args, spec, state):
         return _EXIT_WRONG
     environment = {**os.environ, **dict(spec.env)}
@@ -110,7 +110,7 @@ def _size(text: str) -> int:
     return size
 
 
-def _known(spec: JobSpec, folder: Path) -> JobState:
+def known_state(spec: JobSpec, folder: Path) -> JobState:
     """What a run of the very same job knows already."""
     from oomrun import journal
     from oomrun.rundir import RunDir

@@ -154,7 +154,15 @@ def _after_device_oom(
     # Batches may differ in size: what failed may have been larger than the first one.
     share = max(state.global_batch_size or 0, failed)
     applying = state.last_oom is not None and state.last_oom.phase == "apply"
-    # Not at once: a new process may mend a pool that had become fragmented.
+    if applying and failed < share and _moved(state):
+        # Its need is not the micro-batch's, and it has been met: a pool that has become
+        # fragmented is whole again in a new process.
+        return Restart(
+            reason=f"{diagnosis.summary}. That was in the optimizer, which had room "
+            "before in this attempt: again, in a new process",
+            micro_batch_size=failed,
+        )
+    # Not at once: some of a micro-batch's tensors may still have been there.
     if applying and failed < share and state.budget_used["oom"] >= 2:
         return Fail(
             reason=f"{diagnosis.summary}. That was in the optimizer, whose need does "
@@ -206,9 +214,14 @@ def _known_to_run(state: JobState, failed: int) -> int:
     return max((size for size in state.measured if size < failed), default=0)
 
 
+def _moved(state: JobState) -> bool:
+    """Whether the attempt that ended has trained a step."""
+    return state.step > state.step_at_attempt_start
+
+
 def _after_crash(diagnosis: Diagnosis, state: JobState, used: int) -> Decision:
     script = state.script
-    moved = state.step > state.step_at_attempt_start
+    moved = _moved(state)
     if diagnosis.silent and not moved and used > 0:
         return Fail(
             reason=f"{diagnosis.summary}, twice without a step between. A script that "

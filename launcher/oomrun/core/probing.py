@@ -23,6 +23,9 @@ _NEAR, _NEAR_REMEMBERED = 0.04, 0.25
 _FIRST = 2
 #: No further than this above what ran is tried next, whatever is predicted.
 _FURTHER = 4
+#: So much of a size is trained with that ran where the pool was full: in a longer run
+#: it may run out.
+_FULL = 0.95
 #: A size that takes more than this share of what a larger one took saves nothing.
 _LESS = 0.98
 #: How far the budget must be above a prediction's upper end for a size to go untried.
@@ -113,6 +116,10 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
     if asked.failed is not None:
         # Not the next smaller one: half way to what ran, or to nothing.
         wanted = min(wanted, max(1, (largest + asked.failed) // 2))
+    if ran and known.measured[ran] > asked.budget_bytes:
+        # As far as it goes: what it needs is less, but what more would need is not
+        # known where all that is left over has been handed out.
+        return _settled(known, max(1, int(ran * _FULL)), asked)
     near = _NEAR_REMEMBERED if asked.remembered else _NEAR
     if wanted <= ran * (1 + near):
         return _settled(known, ran or 1, asked)
@@ -128,7 +135,7 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
 
 
 def _largest_that_ran(known: MemoryModel, most: int, budget: int) -> int:
-    fitting = (m for m, peak in known.measured.items() if m <= most and peak <= budget)
+    fitting = (m for m, peak in known.needed.items() if m <= most and peak <= budget)
     return max(fitting, default=0)
 
 
@@ -156,7 +163,7 @@ def _settled(known: MemoryModel, size: int, asked: Asked) -> Settled:
     if asked.even:
         size = even_micro_batch(asked.samples, size)
     passes = accumulation_steps(asked.samples, size)
-    peak = known.predict(size)
+    peak = known.counted(size)
     needs = "" if peak is None else f"needs up to {format_bytes(peak.high_bytes)}"
     return Settled(
         size=size,

@@ -7,6 +7,8 @@ Does not cover: reading the file (``jobfile``), what is really run (``plan``).
 from dataclasses import dataclass, field
 from typing import Literal
 
+from oomrun.core.kubernetes_spec import KubernetesSpec
+
 
 @dataclass(frozen=True, slots=True)
 class Auto:
@@ -186,8 +188,7 @@ class JobSpec:
     recovery: RecoverySpec = field(default_factory=RecoverySpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     metrics: MetricsSpec = field(default_factory=MetricsSpec)
-    # Checked key by key and then refused in this version, so there is no type yet.
-    kubernetes: None = None
+    kubernetes: KubernetesSpec | None = None
 
 
 def mathematics(spec: JobSpec) -> dict[str, object]:

@@ -8,6 +8,7 @@ are those of a run that tried nothing. Which size is tried is decided by
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -86,10 +87,13 @@ class Prober:
         """
         sizes = self._session.micro_batches
         rest, batch_bytes = self._at_rest_bytes(), 0
-        if pool.limit_bytes() is not None:
+        limit_bytes = pool.limit_bytes()
+        if limit_bytes is not None:
             # The data lie in the same memory. Measured: in some steps of a training
-            # there is a batch or two more of them than there was in a trial.
-            batch_bytes = slicing.bytes_of(data)
+            # there is a batch or two more of them than there was in a trial. What else
+            # the headroom is for seldom comes at the same time.
+            headroom = max(0, limit_bytes - sizes.budget_bytes)
+            batch_bytes = max(0, slicing.bytes_of(data) - headroom // 2)
         # Where a step compiled by XLA runs out of memory nothing can be put back.
         trials = 0 if self._function.by_xla else TRIALS
         if larger > 1:
@@ -136,8 +140,10 @@ class Prober:
             ):
                 if size < samples and not may_cut():
                     return None
-                peak = _with_data(known.predict(size), batch_bytes)
-                return Found(size, step.reason, peak)
+                counted = known.counted(size, limit_bytes)
+                return Found(
+                    size, step.reason, _with_data(counted, batch_bytes, limit_bytes)
+                )
             trials -= 1
             likely = known.predict(samples)
             perhaps = likely is not None and likely.bytes <= asked.budget_bytes
@@ -266,12 +272,16 @@ class Prober:
         )
 
 
-def _with_data(peak: Peak | None, batch_bytes: int) -> Peak | None:
+def _with_data(
+    peak: Peak | None, batch_bytes: int, limit_bytes: int | None
+) -> Peak | None:
     """``peak`` where a batch more of the data may be in memory."""
     if peak is None:
         return None
+    bound = sys.maxsize if limit_bytes is None else limit_bytes
     return Peak(
-        bytes=peak.bytes + batch_bytes // 2, high_bytes=peak.high_bytes + batch_bytes
+        bytes=min(bound, peak.bytes + batch_bytes // 2),
+        high_bytes=min(bound, peak.high_bytes + batch_bytes),
     )
 
 

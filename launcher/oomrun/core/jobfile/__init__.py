@@ -16,6 +16,7 @@ from oomrun.core.jobfile.document import decode
 from oomrun.core.jobfile.fields import JOB
 from oomrun.core.jobfile.nodes import Broken, Place, Scalar, Table, join
 from oomrun.core.jobfile.reading import Reading
+from oomrun.core.kubernetes_spec import Claim, KubernetesSpec, NewClaim
 from oomrun.core.spec import (
     AUTO,
     BatchSpec,
@@ -136,6 +137,7 @@ def _spec(found: Reading) -> JobSpec:
         recovery=_recovery(given),
         checkpoint=_checkpoint(given, name),
         metrics=MetricsSpec(**_some(given, "metrics", listen="listen")),
+        kubernetes=_kubernetes(found),
         **_some(given, "", strategy="strategy"),
     )
 
@@ -211,3 +213,32 @@ def _checkpoint(given: Mapping[str, object], name: str) -> CheckpointSpec:
     if "directory" in values:
         values["directory"] = values["directory"].replace("{name}", name)
     return CheckpointSpec(**values)
+
+
+def _kubernetes(found: Reading) -> KubernetesSpec | None:
+    given = found.values
+    if "kubernetes" not in found.places:
+        return None
+    same = (
+        "image", "namespace", "gpus", "gpu_resource", "gpu_memory", "mounts", "files",
+        "secrets", "pull_secrets", "service_account", "user", "queue",
+        "priority_class", "node_selector", "tolerations", "labels", "annotations",
+        "retries", "pod_monitor",
+    )  # fmt: skip
+    values = _some(given, "kubernetes", **{key: key for key in same})
+    values.setdefault("gpus", int(not checks.on_cpu(found)))
+    values |= _some(given, "kubernetes", cpu_millicores="cpu", memory_bytes="memory")
+    values |= _some(given, "kubernetes", shm_bytes="shm", storage_bytes="storage")
+    values |= _some(given, "kubernetes", grace_s="grace", ttl_s="ttl")
+    values |= _some(given, "kubernetes", deadline_s="deadline")
+    return KubernetesSpec(volume=_pod_volume(given), **values)
+
+
+def _pod_volume(given: Mapping[str, object]) -> Claim | NewClaim | None:
+    base = "kubernetes.volume"
+    if f"{base}.claim" in given:
+        return Claim(str(given[f"{base}.claim"]))
+    if f"{base}.size" not in given:
+        return None
+    keys = {key: key for key in ("storage_class", "access")}
+    return NewClaim(**_some(given, base, size_bytes="size", **keys))

@@ -6,7 +6,7 @@ reported once.
 
 import re
 
-from oomrun.core.jobfile import checks_command
+from oomrun.core.jobfile import checks_command, checks_kubernetes
 from oomrun.core.jobfile.reading import Reading
 from oomrun.core.spec import Bytes, Gpus, Share
 from oomrun.core.units import format_bytes
@@ -25,6 +25,7 @@ def check(reading: Reading) -> None:
     _headroom(reading)
     _checkpoint_dir(reading)
     checks_command.check(reading)
+    checks_kubernetes.check(reading)
 
 
 def on_cpu(reading: Reading) -> bool:

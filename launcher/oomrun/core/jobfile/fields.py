@@ -7,7 +7,8 @@ too, since they are type-checked all the same; ``later`` says which those are.
 
 from oomrun.core.jobfile import values
 from oomrun.core.jobfile.fields_devices import BATCH, DEVICES, MEMORY
-from oomrun.core.jobfile.fields_run import CHECKPOINT, KUBERNETES, METRICS, RECOVERY
+from oomrun.core.jobfile.fields_kubernetes import KUBERNETES
+from oomrun.core.jobfile.fields_run import CHECKPOINT, METRICS, RECOVERY
 from oomrun.core.jobfile.kinds import Field, ListOf, MapOf, Section, choice
 
 _PROGRAM = (

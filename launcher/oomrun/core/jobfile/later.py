@@ -33,6 +33,16 @@ def _other_strategy(value: object) -> Iterator[tuple[str, str]]:
         yield "", f"the strategy {value}"
 
 
+def _several_pod_gpus(value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, int) and value > 1:
+        yield "", "training on more than one GPU"
+
+
+def _several_pods(value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, int) and value > 1:
+        yield "", "training in more than one pod"
+
+
 def _other_levers(value: object) -> Iterator[tuple[str, str]]:
     for index, lever in enumerate(value if isinstance(value, tuple) else ()):
         if lever != "micro_batch":
@@ -91,10 +101,18 @@ LATER = (
         refused={},
     ),
     Later(
-        path="kubernetes",
-        about="The whole section.",
-        instead="call `oomrun job.yaml` in the container of your own manifest",
-        refused={},
+        path="kubernetes.gpus",
+        about="More than one GPU for each pod.",
+        instead="use gpus: 1",
+        refused={"minimum": 2},
+        found=_several_pod_gpus,
+    ),
+    Later(
+        path="kubernetes.workers",
+        about="More than one pod.",
+        instead="use workers: 1, or leave it out",
+        refused={"minimum": 2},
+        found=_several_pods,
     ),
 )
 

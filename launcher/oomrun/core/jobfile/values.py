@@ -16,10 +16,8 @@ _UUID_PATTERN = r"^(?:GPU|MIG)-[0-9A-Za-z/-]{4,}$"
 _VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _LISTEN_PATTERN = r"^(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
 _STEPS_PATTERN = r"^[1-9][0-9]{0,11} ?steps?$"
-_IMAGE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$"
 _URL_PATTERN = r"^https?://[^ ]+$"
 _SHARE_TO_LEAVE_PATTERN = r"^[0-9]{1,2}(?:\.[0-9]+)? ?%$"
-_QUANTITY_PATTERN = r"^[0-9]+(?:\.[0-9]+)?(?:m|[kMGT]i?)?$"
 
 # The job's own memory and device keys set these; two masters would contradict.
 _TAKEN_VARIABLES = {
@@ -162,23 +160,6 @@ INTERVAL = Text(
 )
 LISTEN = Text(
     words="an address such as 127.0.0.1:9464", check=_listen, pattern=_LISTEN_PATTERN
-)
-LABEL = Text(
-    words="a name such as team-a",
-    check=lambda text: _matching(NAME_PATTERN, text),
-    pattern=NAME_PATTERN,
-    longest=63,
-)
-IMAGE = Text(
-    words="an image such as registry/team/train:1",
-    check=lambda text: _matching(_IMAGE_PATTERN, text),
-    pattern=_IMAGE_PATTERN,
-)
-QUANTITY = Text(
-    words="a Kubernetes quantity such as 4, 500m or 16Gi",
-    check=lambda text: _matching(_QUANTITY_PATTERN, text),
-    pattern=_QUANTITY_PATTERN,
-    any_number=True,
 )
 URL = Text(
     words="a URL such as http://gateway:9091",

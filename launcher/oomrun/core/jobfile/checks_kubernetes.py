@@ -1,0 +1,156 @@
+"""How the section ``kubernetes`` goes together with itself and with the rest.
+
+Covers: ``check``, for every reader of the file; ``check_for_cluster``, for those who
+send it to a cluster, where the folder of the job file cannot be written to and what is
+in the file can be read by others.
+"""
+
+import re
+from collections.abc import Mapping
+
+from oomrun.core.errors import Problem
+from oomrun.core.jobfile.nodes import Place
+from oomrun.core.jobfile.reading import Reading
+from oomrun.core.kubernetes_spec import JOB_FILE, WORKSPACE
+from oomrun.core.spec import Bytes
+from oomrun.core.units import format_bytes
+
+# An Indexed Job's pods are called NAME-0, which is the name of a host.
+_LONGEST_NAME = 61
+_DEFAULT_MEMORY = 16 * 2**30
+_DEFAULT_SHM = 2**30
+_secret_name = re.compile(
+    r"(?:^|_)(?:PASSWORD|PASSWD|SECRET|API_?KEY|ACCESS_KEY|PRIVATE_KEY|"
+    r"(?:ACCESS|AUTH|API|HF|HUB|BEARER)_TOKEN|CREDENTIALS?)(?:_|$)",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+def check(reading: Reading) -> None:
+    """Report what cannot be together; nothing where there is no such section."""
+    if "kubernetes" not in reading.places:
+        return
+    _name(reading)
+    _devices(reading)
+    _gpu_keys(reading)
+    _volume(reading)
+    _memory(reading)
+    _files(reading)
+
+
+def check_for_cluster(
+    values: Mapping[str, object], places: Mapping[str, Place]
+) -> list[Problem]:
+    """What is wrong in a file that is good otherwise, but is to go to a cluster.
+
+    The values must have been read with each variable standing for itself, so that what
+    is filled in on the cluster is not taken for what the file says.
+    """
+    problems = []
+    folder = values.get("checkpoint.dir")
+    if isinstance(folder, str) and not folder.startswith(WORKSPACE + "/"):
+        wrong = f"expected a folder below {WORKSPACE}, got {folder}"
+        hint = "leave it out: checkpoints then go into the run directory there"
+        problems.append(places["checkpoint.dir"].problem("checkpoint.dir", wrong, hint))
+    pairs = values.get("env")
+    for key, value in pairs if isinstance(pairs, tuple) else ():
+        if _secret_name.search(key) and value and "${" not in value:
+            path = f"env.{key}"
+            wrong = "looks like a secret, and a ConfigMap is none"
+            hint = "remove it, and name a Secret with this key in kubernetes.secrets"
+            problems.append(places[path].problem(path, wrong, hint))
+    return problems
+
+
+def _name(reading: Reading) -> None:
+    name = reading.values.get("name")
+    if isinstance(name, str) and len(name) > _LONGEST_NAME:
+        wrong = f"expected at most {_LONGEST_NAME} characters on Kubernetes"
+        reading.report("name", wrong, "its pods have -0 behind it")
+
+
+def _wants_cpu(reading: Reading) -> bool:
+    return reading.values.get("devices") == "cpu" or "devices.cpu" in reading.places
+
+
+def _no_gpus(reading: Reading) -> bool:
+    return reading.values.get("kubernetes.gpus", int(not _wants_cpu(reading))) == 0
+
+
+def _devices(reading: Reading) -> None:
+    gpus, devices = reading.values.get("kubernetes.gpus"), reading.values.get("devices")
+    if isinstance(gpus, int) and gpus > 0 and _wants_cpu(reading):
+        wrong = "the job's devices are the CPU, so a GPU would be idle"
+        reading.report("kubernetes.gpus", wrong, "leave it out, or change devices")
+    named = devices if isinstance(devices, tuple) else ()
+    if gpus == 0 and "devices" in reading.places and devices not in ("auto", "cpu"):
+        if not _wants_cpu(reading):
+            wrong = "the job's devices are GPUs, so a pod needs one"
+            reading.report("kubernetes.gpus", wrong, "leave it out, or change devices")
+        return
+    if any(isinstance(each, str) for each in named):
+        wrong = "a UUID names a GPU of one machine, and pods run on any"
+        reading.report("devices", wrong, "use auto, gpu or numbers")
+    highest = max((each for each in named if isinstance(each, int)), default=0)
+    if highest >= (gpus if isinstance(gpus, int) else 1) and named:
+        wrong = f"there is no GPU {highest} in a pod with {gpus or 1}"
+        reading.report("devices", wrong, "a pod counts its own GPUs, from 0")
+
+
+def _gpu_keys(reading: Reading) -> None:
+    for key in ("gpu_resource", "gpu_memory"):
+        path = f"kubernetes.{key}"
+        if path in reading.places and _no_gpus(reading):
+            wrong = "a pod of this job has no GPU"
+            reading.report(path, wrong, "leave it out, or ask for GPUs")
+
+
+def _volume(reading: Reading) -> None:
+    base = "kubernetes.volume"
+    if base not in reading.places:
+        return
+    given = [key for key in ("claim", "size") if f"{base}.{key}" in reading.places]
+    said = any(problem.path.startswith(base) for problem in reading.problems)
+    if not given and not said:
+        wrong = "expected one of the keys claim and size"
+        reading.report(base, wrong, "such as {size: 100GiB}")
+    if len(given) == 2:
+        wrong = "claim and size exclude each other"
+        reading.report(f"{base}.size", wrong, "a claim that is there has its size")
+    if given == ["claim"]:
+        for key in ("storage_class", "access"):
+            if f"{base}.{key}" in reading.places:
+                wrong = f"claim and {key} exclude each other"
+                reading.report(f"{base}.{key}", wrong, "the claim is there already")
+
+
+def _memory(reading: Reading) -> None:
+    memory = reading.values.get("kubernetes.memory", _DEFAULT_MEMORY)
+    shm = reading.values.get("kubernetes.shm", _DEFAULT_SHM)
+    if not isinstance(memory, int) or not isinstance(shm, int):
+        return
+    if shm >= memory:
+        asked = "shm" if "kubernetes.shm" in reading.places else "memory"
+        wrong = (
+            f"shm ({format_bytes(shm)}) is a part of memory ({format_bytes(memory)}) "
+            "and leaves nothing of it"
+        )
+        reading.report(f"kubernetes.{asked}", wrong)
+    path = "devices.memory" if "devices.memory" in reading.places else "memory.limit"
+    limit = reading.values.get(path)
+    each = limit if isinstance(limit, tuple) else (limit,)
+    needed = sum(one.count for one in each if isinstance(one, Bytes))
+    if _wants_cpu(reading) and needed >= memory:
+        wrong = f"a pod has {format_bytes(memory)} of memory in all (kubernetes.memory)"
+        reading.report(path, wrong, "ask for more memory, or lower the limit")
+
+
+def _files(reading: Reading) -> None:
+    files = reading.values.get("kubernetes.files")
+    for index, file in enumerate(files if isinstance(files, tuple) else ()):
+        path = f"kubernetes.files[{index}]"
+        if file == JOB_FILE:
+            wrong = f"the job file itself is called {JOB_FILE} in a pod"
+            reading.report(path, wrong, "leave it out, or rename the other file")
+        elif file == reading.values.get("script"):
+            reading.report(path, "the script goes along anyhow", "leave it out")

@@ -1,0 +1,241 @@
+"""The pod of a job: what runs in it, as whom, with what, and where it may be placed.
+
+Covers: the pod template, and how files are named in the ConfigMap. Does not cover: the
+objects around it (``manifests``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from oomrun.core.kubernetes_spec import (
+    JOB_FILE,
+    JOB_FOLDER,
+    WORKSPACE,
+    Claim,
+    Toleration,
+)
+from oomrun.kubernetes.quantities import binary, cores
+from oomrun.kubernetes.submission import CONTAINER, Shipped, Submission
+
+__all__ = ["METRICS", "config_keys", "literal", "template"]
+
+#: The name of the port of the metrics.
+METRICS = "metrics"
+
+_MIB = 2**20
+# What oomrun leaves of the grace to the kubelet and to its own end.
+_GRACE_MARGIN_S = 10
+
+
+def template(submission: Submission) -> dict[str, Any]:
+    """The pod template of the Job."""
+    section = submission.section
+    annotations = dict(section.annotations)
+    if submission.metrics_port is not None:
+        annotations |= {
+            "prometheus.io/scrape": "true",
+            "prometheus.io/port": str(submission.metrics_port),
+        }
+    metadata: dict[str, Any] = {"labels": dict(submission.labels)}
+    if annotations:
+        metadata["annotations"] = annotations
+    return {"metadata": metadata, "spec": _spec(submission)}
+
+
+def config_keys(submission: Submission) -> dict[str, Shipped]:
+    """The key of each file in the ConfigMap, where a path's slashes cannot be."""
+    keys = {JOB_FILE: submission.all_files[0]}
+    for number, file in enumerate(submission.files, 1):
+        keys[f"{number}-{file.path.rpartition('/')[2]}"] = file
+    return keys
+
+
+def literal(text: str) -> str:
+    """The text as a container gets it: the kubelet fills in $(NAME), and $$ is $."""
+    return text.replace("$", "$$")
+
+
+def _spec(submission: Submission) -> dict[str, Any]:
+    section = submission.section
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": section.grace_s,
+        "serviceAccountName": section.service_account or submission.name,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": section.user,
+            "runAsGroup": section.user,
+            "fsGroup": section.user,
+            # Going through a large volume to change its owner can take hours.
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(submission)],
+        "volumes": _volumes(submission),
+    }
+    if section.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in section.pull_secrets]
+    if section.priority_class is not None:
+        spec["priorityClassName"] = section.priority_class
+    return {**spec, **_placement(submission)}
+
+
+def _container(submission: Submission) -> dict[str, Any]:
+    section = submission.section
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": section.image,
+        "command": [literal(word) for word in _command(submission)],
+        "workingDir": WORKSPACE,
+        "env": _environment(submission),
+        "resources": _resources(submission),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        # The last lines of what oomrun said, where it ends with an error.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": _mounts(submission),
+    }
+    if section.secrets:
+        named = [{"secretRef": {"name": name}} for name in section.secrets]
+        container["envFrom"] = named
+    if submission.metrics_port is not None:
+        port = {"name": METRICS, "containerPort": submission.metrics_port}
+        container["ports"] = [{**port, "protocol": "TCP"}]
+    return container
+
+
+def _command(submission: Submission) -> list[str]:
+    grace_s = submission.section.grace_s - _GRACE_MARGIN_S
+    words = ["oomrun", "run", f"{JOB_FOLDER}/{JOB_FILE}", "--view", "plain"]
+    words += ["--grace", f"{grace_s}s"]
+    for override in submission.overrides:
+        words += ["--set", override]
+    if submission.metrics_port is not None:
+        # Within the pod alone nobody could scrape them.
+        words += ["--set", f'metrics.listen="0.0.0.0:{submission.metrics_port}"']
+    return words
+
+
+def _environment(submission: Submission) -> list[dict[str, Any]]:
+    # The user id has no entry in the image's passwd, and its home no place there.
+    named = {"HOME": WORKSPACE, "USER": "oomrun"}
+    if submission.section.gpus == 0:
+        # Images made for CUDA would be shown all GPUs of the node otherwise.
+        named["NVIDIA_VISIBLE_DEVICES"] = "void"
+    return [{"name": name, "value": literal(value)} for name, value in named.items()]
+
+
+def _resources(submission: Submission) -> dict[str, Any]:
+    """Requests and limits alike, so that the kernel takes other pods first."""
+    section = submission.section
+    amounts = {
+        "cpu": cores(section.cpu_millicores),
+        "memory": binary(section.memory_bytes),
+        "ephemeral-storage": binary(section.storage_bytes),
+    }
+    if section.gpus:
+        amounts[section.gpu_resource] = str(section.gpus)
+    return {"requests": dict(amounts), "limits": dict(amounts)}
+
+
+def _volumes(submission: Submission) -> list[dict[str, Any]]:
+    section = submission.section
+    storage = binary(section.storage_bytes)
+    workspace: dict[str, Any]
+    if section.volume is None:
+        workspace = {"emptyDir": {"sizeLimit": storage}}
+    else:
+        given = section.volume
+        name = given.name if isinstance(given, Claim) else submission.name
+        workspace = {"persistentVolumeClaim": {"claimName": name}}
+    shm = {"medium": "Memory", "sizeLimit": binary(section.shm_bytes)}
+    return [
+        {"name": "job", "configMap": _config(submission)},
+        {"name": "workspace", **workspace},
+        {"name": "tmp", "emptyDir": {"sizeLimit": storage}},
+        {"name": "shm", "emptyDir": shm},
+        *(
+            {
+                "name": f"mount-{number}",
+                "persistentVolumeClaim": {"claimName": claim, "readOnly": True},
+            }
+            for number, (_, claim) in enumerate(section.mounts, 1)
+        ),
+    ]
+
+
+def _config(submission: Submission) -> dict[str, Any]:
+    items = []
+    for key, file in config_keys(submission).items():
+        mode = 0o555 if file.executable else 0o444
+        items.append({"key": key, "path": file.path, "mode": mode})
+    return {"name": submission.config_name, "items": items}
+
+
+def _mounts(submission: Submission) -> list[dict[str, Any]]:
+    return [
+        {"name": "job", "mountPath": JOB_FOLDER, "readOnly": True},
+        {"name": "workspace", "mountPath": WORKSPACE},
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "shm", "mountPath": "/dev/shm"},
+        *(
+            {"name": f"mount-{number}", "mountPath": path, "readOnly": True}
+            for number, (path, _) in enumerate(submission.section.mounts, 1)
+        ),
+    ]
+
+
+def _placement(submission: Submission) -> dict[str, Any]:
+    section = submission.section
+    placed: dict[str, Any] = {}
+    if section.node_selector:
+        placed["nodeSelector"] = dict(section.node_selector)
+    tolerations = [_toleration(each) for each in section.tolerations]
+    if section.gpus:
+        gpu = Toleration(key="nvidia.com/gpu", effect="NoSchedule")
+        tolerations.insert(0, _toleration(gpu))
+    if tolerations:
+        placed["tolerations"] = tolerations
+    affinity = _affinity(submission) if section.gpus else {}
+    return {**placed, "affinity": {"nodeAffinity": affinity}} if affinity else placed
+
+
+def _toleration(toleration: Toleration) -> dict[str, str]:
+    made = {"key": toleration.key, "operator": "Exists"}
+    if toleration.value is not None:
+        made |= {"operator": "Equal", "value": toleration.value}
+    return made if toleration.effect is None else {**made, "effect": toleration.effect}
+
+
+def _affinity(submission: Submission) -> dict[str, Any]:
+    """Nodes whose GPUs are large enough, by GPU Feature Discovery's labels in MiB."""
+    asked, need = submission.section.gpu_memory, submission.gpu_need
+    least = asked if isinstance(asked, int) else None
+    whole = None
+    if asked == "auto" and need is not None:
+        least, whole = need.least_bytes, need.whole_bytes
+    found: dict[str, Any] = {}
+    label = f"{submission.section.gpu_resource}.memory"
+    if least is not None:
+        terms = [_more_than(label, least)]
+        found["requiredDuringSchedulingIgnoredDuringExecution"] = {
+            "nodeSelectorTerms": terms
+        }
+    if whole is not None and whole != least:
+        preferred = {"weight": 100, "preference": _more_than(label, whole)}
+        found["preferredDuringSchedulingIgnoredDuringExecution"] = [preferred]
+    return found
+
+
+def _more_than(label: str, least_bytes: int) -> Mapping[str, Sequence[Any]]:
+    # Gt is "greater than", so one less than the smallest that will do.
+    below = -(-least_bytes // _MIB) - 1
+    named = {"key": label, "operator": "Gt", "values": [str(below)]}
+    return {"matchExpressions": [named]}

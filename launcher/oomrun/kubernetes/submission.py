@@ -1,0 +1,117 @@
+"""What a job is on a cluster before it is objects: the spec and the files with it.
+
+Covers: the names and labels of its objects, and how large its ConfigMap is. Does not
+cover: reading the files, the objects themselves (``manifests``, ``pod``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from oomrun.core.kubernetes_spec import JOB_FILE, KubernetesSpec
+from oomrun.core.spec import JobSpec
+
+__all__ = ["CONFIG_LIMIT_BYTES", "CONTAINER", "GpuNeed", "Shipped", "Submission"]
+
+#: What the API server takes of a ConfigMap's values.
+CONFIG_LIMIT_BYTES = 2**20
+#: The name of the one container of a pod.
+CONTAINER = "worker"
+#: The port of the metrics in a pod, where the job file names none.
+METRICS_PORT = 9464
+
+_INSTANCE = "app.kubernetes.io/instance"
+_MANAGED_BY = "app.kubernetes.io/managed-by"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shipped:
+    """A file that goes along with the job; ``path`` is below the job file's folder."""
+
+    path: str
+    content: bytes
+    executable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuNeed:
+    """Bytes that a GPU must have for one sample, and for the whole batch at a time."""
+
+    least_bytes: int
+    whole_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A job with all that its manifests are made of.
+
+    Attributes:
+        spec: with a section ``kubernetes``.
+        section: that section.
+        job_text: the job file as it is, with its variables not filled in.
+        files: the script and what it needs beside it.
+        overrides: as given to ``--set``; the pod applies them to the same file.
+        gpu_need: what is known of the memory that the job needs.
+        version: of oomrun.
+    """
+
+    spec: JobSpec
+    section: KubernetesSpec
+    job_text: bytes
+    files: tuple[Shipped, ...] = ()
+    overrides: tuple[str, ...] = ()
+    gpu_need: GpuNeed | None = None
+    version: str
+
+    @property
+    def name(self) -> str:
+        """What the objects are called."""
+        return self.spec.name
+
+    @property
+    def all_files(self) -> tuple[Shipped, ...]:
+        """Everything that goes along, the job file first."""
+        return (Shipped(path=JOB_FILE, content=self.job_text), *self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        """What of ``CONFIG_LIMIT_BYTES`` the files take."""
+        return sum(len(file.content) for file in self.all_files)
+
+    @property
+    def digest(self) -> str:
+        """Another one for other files: a ConfigMap is never changed."""
+        found = hashlib.sha256()
+        for file in self.all_files:
+            found.update(f"{file.path}\0{len(file.content)}\0".encode())
+            found.update(file.content)
+        return found.hexdigest()
+
+    @property
+    def config_name(self) -> str:
+        """The ConfigMap's name."""
+        return f"{self.name}-{self.digest[:10]}"
+
+    @property
+    def metrics_port(self) -> int | None:
+        """Where Prometheus finds the metrics; None where there are none."""
+        listen = self.spec.metrics.listen
+        if listen is None:
+            return None
+        return listen.port or METRICS_PORT
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """The labels by which the job's pods are found."""
+        return {_INSTANCE: self.name, _MANAGED_BY: "oomrun"}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of every object."""
+        own = {
+            "app.kubernetes.io/name": "oomrun",
+            "app.kubernetes.io/version": self.version,
+            **self.selector,
+        }
+        return {**dict(self.section.labels), **own}
