@@ -14,6 +14,8 @@ from oomrun.core.jobfile.jsonschema import schema
 FRAME = "name: digits\nscript: train.py\n"
 
 VALID = [
+    "strategy: horovod\ndevices: {cpu: 2, memory: [600MiB, 200MiB]}",
+    "strategy: horovod\ndevices: [0, 2]",
     "",
     "args: [--epochs, 5, 1.5]",
     "env: {A: b, B: 1}",
@@ -54,13 +56,11 @@ WRONG = [
     "args: [[a]]",
     "env: {A-B: x}",
     "env: {A: true}",
-    "strategy: horovod",
+    "strategy: mirrored",
     "strategy: best",
     "devices: tpu",
     "devices: []",
-    "devices: [0, 2]",
     "devices: [-1]",
-    "devices: {cpu: 2}",
     "devices: {memory: 1GB}",
     "batch: {global: 0}",
     "batch: {micro: {}}",

@@ -230,7 +230,7 @@ def _say_end(outcome: Any, job: Any, stream: Any) -> None:
         where = f" at step {state.step}" if shows_steps(state) else ""
         print(f"oomrun: stopped{where}; the same command goes on", file=stream)
     elif outcome.exit_code != 0:
-        log = job.run_dir.attempt(state.attempt).log()
+        log = job.run_dir.attempt(state.attempt).log(state.failed_rank)
         print(f"oomrun: {outcome.reason}; its output is in {log}", file=stream)
 
 

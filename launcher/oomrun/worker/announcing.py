@@ -137,6 +137,7 @@ def progressed(
     """
     call, sizes = session.fit, session.micro_batches
     micro = sizes.size(samples) if call is None or call.managed else samples
+    micro = session.pass_size or micro
     memory = devices.read_memory(session.launch.plan)
     for device in memory:
         if call is not None and device.peak_bytes is not None:

@@ -43,6 +43,8 @@ class Search:
         data: Any,
         samples: int,
         may_cut: Callable[[], bool],
+        *,
+        of_group: bool = False,
     ) -> None:
         """Finds and reports the micro-batch for a batch, where none is known for it.
 
@@ -52,6 +54,8 @@ class Search:
             data: the batch that is to be trained.
             samples: its rows.
             may_cut: whether batches can be cut; asked only if they may have to be.
+            of_group: this worker is one of several: what is found is not told before
+                it is known what all of them have found.
         """
         session, sizes = self._session, self._session.micro_batches
         if session.launch.measure:
@@ -73,7 +77,9 @@ class Search:
             self._prober = Prober(session, model, function)
         found = self._prober.settle(data, samples, may_cut, max(1.0, larger))
         announcing.state_measured(session, model, data, samples, self._prober.graph)
-        if found is not None and (not self._planned or found.size != before):
+        if found is not None and of_group:
+            sizes.settle(found.size, samples)
+        elif found is not None and (not self._planned or found.size != before):
             self._planned = True
             announcing.micro_batch_planned(
                 session, found.size, samples, found.reason, found.peak

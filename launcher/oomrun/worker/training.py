@@ -20,6 +20,7 @@ from oomrun.worker.engine import slicing, step
 from oomrun.worker.engine.separability import Separability
 from oomrun.worker.searching import Search
 from oomrun.worker.session import Session
+from oomrun.worker.sharing import Sharing
 
 __all__ = ["TrainFunction"]
 
@@ -50,6 +51,7 @@ class TrainFunction:
         self._make_original = make_original
         self._original: Any = None
         self._function: step.StepFunction | None = None
+        self._sharing: Sharing | None = None
         self._said = False
         self._search = Search(session)
 
@@ -89,7 +91,7 @@ class TrainFunction:
         if self._function is None:
             building.from_batch(self._model, data)
             self._restore_pending()
-            self._function = step.StepFunction(self._model)
+            self._function = self._step_function()
             self._function.trace_for(self._spec(data))
             for note in caveats.of_variables(self._model):
                 self._session.note(*note)
@@ -99,17 +101,25 @@ class TrainFunction:
         if in_fit:
             session.before_step(data, samples)
             self._search.before_step(
-                self._model, self._function, data, samples, lambda: self._may_cut(data)
+                self._model,
+                self._function,
+                data,
+                samples,
+                lambda: self._may_cut(data),
+                of_group=self._sharing is not None,
             )
         elif session.launch.measure and session.fit is None:
             measuring.leave_unmeasured(session, "train_on_batch is called")
+        if self._sharing is not None:
+            self._share(self._sharing, data, samples)
         while True:
-            size = session.micro_batches.size(samples)
-            if size < samples and not self._may_cut(data):
-                size = samples
             began = time.perf_counter()
+            size = self._size(data, samples)
             try:
-                logs = self._function.run(data, samples, size)
+                if self._sharing is not None:
+                    logs = self._sharing.step(data, samples, size)
+                else:
+                    logs = self._function.run(data, samples, size)
                 break
             except tf.errors.ResourceExhaustedError as error:
                 # Only its text is kept: its frames hold the failed step's tensors.
@@ -122,6 +132,31 @@ class TrainFunction:
         elif session.fit is None:
             session.lone_step(samples, seconds, _loss(logs))
         return logs
+
+    def _step_function(self) -> step.StepFunction:
+        group = self._session.group
+        if group is None:
+            return step.StepFunction(self._model)
+        self._sharing = Sharing(self._session, group, self._model)
+        self._sharing.begin()
+        return self._sharing.function
+
+    def _share(self, sharing: Sharing, data: Any, samples: int) -> None:
+        """Before a step that is taken by all workers of a group."""
+        if not self._may_cut(data):
+            raise RuntimeError(
+                f"oomrun cannot share the batches of {self._model.name} out over "
+                "several devices: they cannot be cut into parts, and the run's notes "
+                "say why. Write `strategy: single` in the job file"
+            )
+        sharing.agree(samples)
+
+    def _size(self, data: Any, samples: int) -> int:
+        """Rows a pass."""
+        if self._sharing is not None:
+            return self._sharing.micro_batch_size(samples)
+        size = self._session.micro_batches.size(samples)
+        return samples if size < samples and not self._may_cut(data) else size
 
     def _spec(self, data: Any) -> Any:
         """Shapes and dtypes of this fit's batches; None where it is not in one."""

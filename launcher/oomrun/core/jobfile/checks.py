@@ -21,6 +21,7 @@ def check(reading: Reading) -> None:
     _limit_twice(reading)
     _mode(reading)
     _limit_count(reading)
+    _one_device(reading)
     _headroom(reading)
     _checkpoint_dir(reading)
     _metrics(reading)
@@ -86,6 +87,19 @@ def _limit_count(reading: Reading) -> None:
     if isinstance(limits, tuple) and count is not None and len(limits) != count:
         wrong = f"expected one limit for each device ({count}), got {len(limits)}"
         reading.report(path, wrong)
+
+
+def _one_device(reading: Reading) -> None:
+    """Several devices are for the strategy that has one worker for each."""
+    strategy, count = reading.values.get("strategy", "auto"), _device_count(reading)
+    path = "devices.cpu" if "devices.cpu" in reading.places else "devices"
+    several = count is not None and count > 1
+    if several and strategy in ("auto", "single"):
+        wrong = f"strategy {strategy} trains on one device, got {count}"
+        reading.report(path, wrong, "write strategy: horovod, or name one device")
+    if several and strategy == "horovod" and "command" in reading.places:
+        wrong = "a command starts its own workers, got strategy horovod"
+        reading.report("strategy", wrong, "leave strategy and the further devices out")
 
 
 def _device_count(reading: Reading) -> int | None:
