@@ -1,5 +1,6 @@
-# Needs make, Python 3.10 to 3.13 with pip, and PyPI. Nothing outside this folder is
-# changed. PYTHON=python3.12 make demo takes another interpreter.
+# Needs make, Python 3.10 to 3.13 with pip, PyPI and, for the tests, a C++ compiler.
+# Nothing outside this folder is changed. PYTHON=python3.12 make demo takes another
+# interpreter.
 
 SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(firstword $(foreach python,python3 python3.13 python3.12 python3.11 \
@@ -9,13 +10,14 @@ BUILD ?= build
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO := $(BUILD)/demo
-CODE := launcher strategies tests benchmarks configs docs k8s
+CODE := launcher strategies tests benchmarks configs docs k8s tools
+HOROVOD ?= .cache/horovod
 BENCHMARKS := $(filter-out __init__ kills oracle prediction search,$(basename $(notdir $(wildcard benchmarks/*.py))))
 RUNS ?= 50
 # One more than cores: tests that run out of memory mostly wait for TensorFlow to say so.
 JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help demo test check chaos keras-suite versions bench bench-memory clean
+.PHONY: help demo test check chaos horovod keras-suite versions bench bench-memory clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -29,20 +31,23 @@ demo: $(VENV)/.demo ## set up, run the main job, show how it went
 	@echo
 	cd $(DEMO) && $(abspath $(BIN))/oomrun status runs/quickstart
 
-test: check ## set up, run all checks and all tests but the slow ones
+test: check $(VENV)/.horovod ## set up, run all checks and all tests but the slow ones
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(JOBS)
 
 check: $(VENV)/.test ## lint, types, import contracts
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
+	$(BIN)/mypy tools
 	$(BIN)/lint-imports
 
-chaos: $(VENV)/.test keras-suite ## kills at random moments (RUNS=50), the slow tests, keras-suite
+chaos: $(VENV)/.horovod keras-suite ## kills at random moments (RUNS=50), the slow tests, keras-suite
 	@mkdir -p $(BUILD)/bench
 	$(BIN)/python -m benchmarks.kills --runs $(RUNS) > $(BUILD)/bench/kills.json
 	@cat $(BUILD)/bench/kills.json
 	$(BIN)/python -m pytest -m slow -n $(JOBS) || [ $$? -eq 5 ] # 5: no test is marked so
+
+horovod: $(VENV)/.horovod ## Horovod, built against the TensorFlow in .venv (CPU, Gloo)
 
 keras-suite: $(VENV)/.keras ## Keras's own tests pass under oomrun as they do plain
 	@mkdir -p $(BUILD)/bench
@@ -53,7 +58,7 @@ keras-suite: $(VENV)/.keras ## Keras's own tests pass under oomrun as they do pl
 versions: $(VENV)/.venv ## the lowest and the newest TensorFlow, Keras and Python
 	$(BIN)/python tests/versions/matrix.py --folder $(BUILD)/versions
 
-bench: $(VENV)/.test ## the benchmarks; their JSON goes to build/bench
+bench: $(VENV)/.horovod ## the benchmarks; their JSON goes to build/bench
 	@mkdir -p $(BUILD)/bench
 	@set -e; for name in $(BENCHMARKS); do echo "$$name"; \
 	  PYTHONPATH=tests $(BIN)/python -m benchmarks.$$name > $(BUILD)/bench/$$name.json; \
@@ -66,7 +71,7 @@ bench-memory: $(VENV)/.test ## what is planned against what fits: an hour and mo
 	    > $(BUILD)/bench/$$name.json; cat $(BUILD)/bench/$$name.json; done
 
 clean: ## remove all that make has made
-	rm -rf $(VENV) $(BUILD) dist *.egg-info .pytest_cache .mypy_cache .ruff_cache \
+	rm -rf $(VENV) $(BUILD) .cache dist *.egg-info .pytest_cache .mypy_cache .ruff_cache \
 	  .import_linter_cache .hypothesis
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -88,6 +93,12 @@ $(VENV)/.demo: $(VENV)/.venv pyproject.toml
 $(VENV)/.test: $(VENV)/.venv pyproject.toml
 	$(PIP) install --quiet --editable '.[test]'
 	@touch $@ $(VENV)/.demo
+
+# Some minutes the first time. HOROVOD_GPU_OPERATIONS=NCCL make horovod, and the other
+# variables of Horovod's own build, are passed through.
+$(VENV)/.horovod: $(VENV)/.test tools/build_horovod.py
+	$(BIN)/python tools/build_horovod.py --cache $(HOROVOD)
+	@touch $@
 
 $(VENV)/.keras: $(VENV)/.test pyproject.toml
 	$(PIP) install --quiet --editable '.[keras-tests]'

@@ -1,8 +1,9 @@
-"""One attempt: a worker started, listened to and ended, and what was seen of it.
+"""One attempt: its workers listened to and ended, and what was seen of them.
 
-Covers: the loop that waits for the worker, for signals and for deadlines at once, and
-the evidence of how it ended. Does not cover: what the evidence means
-(``core.diagnosis``) and what follows (``supervisor``).
+Covers: the loop that waits for all workers, for signals and for deadlines at once; the
+end of all where one fails; the evidence of how they ended, which is that of the first
+failure. Does not cover: what the evidence means (``core.diagnosis``) and what follows
+(``supervisor``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 from oomrun.core import event_json
 from oomrun.core import events as ev
 from oomrun.core.diagnosis import Evidence
-from oomrun.core.launch import STOP
+from oomrun.core.launch import EXIT_LOST, STOP
 from oomrun.core.state import JobState
 from oomrun.processes import Ended, Worker, sweep
 from oomrun.recorder import Recorder
@@ -39,7 +40,7 @@ _MOST_WARNINGS = 3
 _FROM_WORKERS = (
     ev.WorkerReady, ev.FitStarted, ev.Progressed, ev.PhaseChanged, ev.OomOccurred,
     ev.LeakFound, ev.Probed, ev.StateMeasured, ev.MicroBatchPlanned,
-    ev.MicroBatchChanged,
+    ev.MicroBatchChanged, ev.SharePlanned,
     ev.CheckpointSaved, ev.CheckpointFailed, ev.CheckpointRejected, ev.Restored,
     ev.Noted, ev.FitEnded, ev.ScriptEnded,
 )  # fmt: skip
@@ -55,6 +56,9 @@ class Timing:
     Attributes:
         grace_s: for a worker to write its checkpoint after it was asked to stop.
         kill_after_s: from SIGTERM to SIGKILL.
+        others_kill_after_s: the same for workers that end since another has failed;
+            they are all that a restart waits for.
+        lost_s: for a failure to show whose consequence another worker has reported.
         linger_s: for a process to end after it reported its script's end: threads
             and exit handlers of the script may still be at work.
         silence_s: without any event before a worker counts as hanging; None: never,
@@ -65,6 +69,8 @@ class Timing:
 
     grace_s: float = 30.0
     kill_after_s: float = 5.0
+    others_kill_after_s: float = 1.0
+    lost_s: float = 0.5
     linger_s: float = 60.0
     silence_s: float | None = None
     memory_back_s: float = 30.0
@@ -77,6 +83,7 @@ class _Watch:
     def __init__(self, attempt: int, timing: Timing) -> None:
         self.attempt = attempt
         self.timing = timing
+        self.kill_after_s = timing.kill_after_s
         self.ready = False
         self.script: ev.ScriptEnded | None = None
         self.oom: ev.OomOccurred | None = None
@@ -139,12 +146,12 @@ class _Watch:
             worker.signal_group(signal.SIGKILL)
         elif self.kill_at is not None and now >= self.kill_at:
             worker.signal_group(signal.SIGKILL)
-            self.kill_at = now + self.timing.kill_after_s
+            self.kill_at = now + self.kill_after_s
         elif self.kill_at is None and (
             self.terminate_at is not None and now >= self.terminate_at
         ):
             worker.signal_group(signal.SIGTERM)
-            self.kill_at = now + self.timing.kill_after_s
+            self.kill_at = now + self.kill_after_s
 
     def _ask(self, worker: Worker, stops: Stops) -> None:
         self.asked = True
@@ -153,6 +160,19 @@ class _Watch:
         heard = worker.send(message)
         # Before the script runs there is nothing to save, and nobody who listens.
         self._terminate_within(grace_s if heard and self.ready else 0.0)
+
+    def give_up(self) -> None:
+        """Another worker has failed: this one cannot go on."""
+        self.kill_after_s = self.timing.others_kill_after_s
+        self._terminate_within(0.0)
+
+    def failed(self, ended: Ended) -> bool:
+        """Whether a worker that has ended so has not done its part."""
+        if self.script is None:
+            return True
+        return self.script.outcome not in ("finished", "stopped") and (
+            ended.exit_code != 0
+        )
 
     def _terminate_within(self, seconds: float) -> None:
         at = time.monotonic() + seconds
@@ -167,55 +187,127 @@ class _Watch:
 
 
 def watch(
-    worker: Worker,
+    workers: Sequence[Worker],
     attempt: int,
     recorder: Recorder,
     *,
-    log: Path,
+    logs: Sequence[Path],
     stops: Stops,
     timing: Timing,
     descendants: bool,
     oom_kills: Callable[[], int | None],
     answer: Callable[[JobState, ev.Event], Mapping[str, Any] | None],
-) -> Evidence:
-    """Waits for the worker's end and says how it ended. Nothing of it is left then.
+) -> tuple[int, Evidence]:
+    """Waits for the workers' end and says how they ended. Nothing is left of them then.
 
     Args:
-        worker: just started.
+        workers: just started, in the order of their ranks.
         attempt: its number.
         recorder: takes each event as it comes.
-        log: the worker's output.
+        logs: the workers' output.
         stops: requests to stop.
         timing: how long we wait for what.
         descendants: whether all our descendants are the run's, see ``sweep``.
         answer: the message that a worker's event asks for, if any.
         oom_kills: reads how many processes of our cgroup the kernel has killed.
 
+    Returns:
+        The rank of the worker that failed first, or 0, and what was seen of its end.
+
     Raises:
-        JournalError: from the recorder; nothing of the worker is left then either.
+        JournalError: from the recorder; nothing of the workers is left then either.
     """
-    seen = _Watch(attempt, timing)
+    group = _Group(workers, attempt, timing)
     kills_before = oom_kills()
     try:
-        while not worker.exited():
-            _wait(worker, stops, [seen.due_at(), recorder.due_at()])
-            for event in _events(seen, worker.read()):
-                before = recorder.state
-                recorder.record(event)
-                message = answer(before, event)
-                if message is not None:
-                    worker.send(message)
+        while not group.all_ended():
+            _wait(workers, stops, [*group.due(), recorder.due_at()])
+            for worker, seen in group.each():
+                # All that one that has ended had to say decides how it ended.
+                ended = worker.exited()
+                for event in _events(seen, worker.drain() if ended else worker.read()):
+                    before = recorder.state
+                    recorder.record(event)
+                    message = answer(before, event)
+                    if message is not None:
+                        worker.send(message)
             recorder.flush_if_due()
-            seen.press(worker, stops)
+            group.look()
+            for worker, seen in group.each():
+                if not worker.exited():
+                    seen.press(worker, stops)
     finally:
-        ended = worker.finish()
+        ends = [worker.finish() for worker in workers]
         sweep(recorder.state.run_id, descendants=descendants)
-        rest = worker.drain()
-        worker.close()
-    for event in _events(seen, rest):
-        recorder.record(event)
-    kills_after = oom_kills()
-    return _evidence(seen, ended, log, (kills_after or 0) - (kills_before or 0))
+        rest = [worker.drain() for worker in workers]
+        for worker in workers:
+            worker.close()
+    for seen, values in zip(group.seen, rest, strict=True):
+        for event in _events(seen, values):
+            recorder.record(event)
+    kills = (oom_kills() or 0) - (kills_before or 0)
+    first = group.first_failure()
+    return first, _evidence(group.seen[first], ends[first], logs[first], kills)
+
+
+class _Group:
+    """The workers of an attempt, and which of them has failed first."""
+
+    def __init__(self, workers: Sequence[Worker], attempt: int, timing: Timing) -> None:
+        # The first one reports for all: others are silent for as long as all is well.
+        silent = replace(timing, silence_s=None)
+        self._workers = workers
+        self.seen = [
+            _Watch(attempt, silent if n else timing) for n in range(len(workers))
+        ]
+        self._failed: list[int] = []  # before we ended any
+        self._lost_until: float | None = None
+        self._given_up = False
+
+    def each(self) -> Iterator[tuple[Worker, _Watch]]:
+        """All of them, in the order of their ranks."""
+        return zip(self._workers, self.seen, strict=True)
+
+    def all_ended(self) -> bool:
+        """Whether none of them lives."""
+        return all(worker.exited() for worker in self._workers)
+
+    def due(self) -> list[float | None]:
+        """The monotonic times at which there is something to do."""
+        due = [seen.due_at() for worker, seen in self.each() if not worker.exited()]
+        return [*due, self._lost_until]
+
+    def look(self) -> None:
+        """Has all of them end where one has failed."""
+        if self._given_up:
+            return
+        for rank, (worker, seen) in enumerate(self.each()):
+            ended = worker.ending()
+            if ended is not None and rank not in self._failed and seen.failed(ended):
+                self._failed.append(rank)
+        if not self._failed:
+            return
+        now = time.monotonic()
+        if self._lost_until is None:
+            self._lost_until = now + self.seen[0].timing.lost_s
+        if self._causes() or now >= self._lost_until:
+            self._given_up, self._lost_until = True, None
+            for worker, seen in self.each():
+                if not worker.exited():
+                    seen.give_up()
+
+    def first_failure(self) -> int:
+        """The rank of the worker that failed by itself; 0 where none has."""
+        return next(iter([*self._causes(), *self._failed]), 0)
+
+    def _causes(self) -> list[int]:
+        """Those that have not ended only since another was gone."""
+        ends = {rank: self._workers[rank].ending() for rank in self._failed}
+        return [
+            rank
+            for rank, ended in ends.items()
+            if ended is not None and ended.exit_code != EXIT_LOST
+        ]
 
 
 def _events(seen: _Watch, values: list[Any]) -> Iterator[ev.Event]:
@@ -224,18 +316,19 @@ def _events(seen: _Watch, values: list[Any]) -> Iterator[ev.Event]:
             yield event
 
 
-def _wait(worker: Worker, stops: Stops, times: list[float | None]) -> None:
-    """Until the worker says something or ends, a signal comes or it is time."""
+def _wait(workers: Sequence[Worker], stops: Stops, times: list[float | None]) -> None:
+    """Until a worker says something or ends, a signal comes or it is time."""
     now = time.monotonic()
     waits = [max(0.0, at - now) for at in times if at is not None]
     poll = select.poll()
     poll.register(stops, select.POLLIN)
-    if worker.channel is not None:
-        poll.register(worker.channel, select.POLLIN)
-    if worker.exit_fd is not None:
-        poll.register(worker.exit_fd, select.POLLIN)
-    else:
-        waits.append(_POLL_S)
+    for worker in workers:
+        if worker.channel is not None:
+            poll.register(worker.channel, select.POLLIN)
+        if worker.exit_fd is None:
+            waits.append(_POLL_S)
+        elif not worker.exited():
+            poll.register(worker.exit_fd, select.POLLIN)
     poll.poll(min(waits) * 1000 + 1 if waits else None)
     stops.clear()
 

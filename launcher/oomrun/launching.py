@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from oomrun.core import command, planning
 from oomrun.core import launch as launches
 from oomrun.core import plan as plans
 from oomrun.core.errors import LaunchError
-from oomrun.core.launch import Launch
+from oomrun.core.launch import RANK, Launch
 from oomrun.core.plan import Plan
 from oomrun.core.policy import Limits
 from oomrun.core.spec import (
@@ -38,6 +38,7 @@ from oomrun.environment import (
     worker_environment,
 )
 from oomrun.processes import Worker
+from oomrun.ranks import Rendezvous
 from oomrun.remembering import environment_of
 from oomrun.rundir import RunDir, write_atomically
 
@@ -45,9 +46,10 @@ __all__ = [
     "WORKER_ARGV",
     "Job",
     "checkpoint_dir",
+    "end",
     "make_launch",
     "policy_limits",
-    "start_worker",
+    "start_workers",
 ]
 
 # Not `-m oomrun.worker`: that would put the calling folder first on sys.path, where a
@@ -115,15 +117,17 @@ def make_launch(
     state: JobState,
     attempt: int,
     environment: Mapping[str, Any] | None = None,
+    rank: int = 0,
 ) -> Launch:
-    """What the worker of attempt ``attempt`` is told.
+    """What a worker of attempt ``attempt`` is told.
 
     Args:
         job: what is run.
-        plan: of the attempt.
+        plan: of this worker's device.
         state: the run so far.
         attempt: its number.
         environment: see ``Launch``.
+        rank: which of the attempt's workers it is.
     """
     spec = job.spec
     kind, program, args = _program(job, plan)
@@ -131,7 +135,7 @@ def make_launch(
     shrinks = "micro_batch" in spec.recovery.levers and not isinstance(micro, int)
     return Launch(
         attempt=attempt,
-        rank=0,
+        rank=rank,
         plan=plan,
         program_kind=kind,
         program=program,
@@ -150,8 +154,10 @@ def make_launch(
         batch_norm=spec.batch.batch_norm,
         probe=spec.memory.probe == "auto" and shrinks,
         measure=job.measure,
-        measured=state.measured,
-        micro_batch_failed=planning.known_to_fail(state, plan.devices[0].limit_bytes),
+        measured={} if rank else state.measured,
+        micro_batch_failed=state.failed_by_rank.get(rank)
+        if rank
+        else planning.known_to_fail(state, plan.devices[0].limit_bytes),
         environment=environment,
         fit=state.fit,
         profile_key=state.profile_key,
@@ -181,10 +187,15 @@ def checkpoint_dir(job: Job) -> Path:
     return (job.job_file.parent / named).absolute()
 
 
-def start_worker(
-    job: Job, plan: Plan, state: JobState, attempt: int, inventory: Inventory
-) -> Worker:
-    """Writes the attempt's files and starts its worker.
+def start_workers(
+    job: Job,
+    plan: Plan,
+    state: JobState,
+    attempt: int,
+    inventory: Inventory,
+    rendezvous: Rendezvous | None = None,
+) -> list[Worker]:
+    """Writes the attempt's files and starts its workers.
 
     Args:
         job: what is run.
@@ -192,29 +203,73 @@ def start_worker(
         state: the run so far.
         attempt: its number.
         inventory: the machine that it was planned for.
+        rendezvous: where the workers meet: one is started for each device. None: one
+            worker has all devices.
+
+    Returns:
+        The workers, in the order of their ranks.
 
     Raises:
-        PlatformError: a file cannot be written or the worker not be started.
+        PlatformError: a file cannot be written or a worker not be started.
     """
     folder = job.run_dir.attempt(attempt)
     write_atomically(folder.plan, _json(plans.to_json(plan)))
     if isinstance(job.spec.program, Command):
         launch = make_launch(job, plan, state, attempt)
-        write_atomically(folder.launch, _json(launches.to_json(launch)))
-        return _start_command(job, launch)
+        write_atomically(folder.launch(), _json(launches.to_json(launch)))
+        return [_start_command(job, launch)]
+    if rendezvous is None:
+        return [_start_worker(job, plan, state, attempt, inventory)]
+    workers: list[Worker] = []
+    try:
+        for rank, device in enumerate(plan.devices):
+            own = replace(plan, devices=(device,))
+            told = rendezvous.environment(rank, len(plan.devices))
+            workers.append(
+                _start_worker(job, own, state, attempt, inventory, rank, told)
+            )
+    except BaseException:
+        end(workers)
+        raise
+    return workers
+
+
+def end(workers: Sequence[Worker]) -> None:
+    """Kills workers that have only just been started."""
+    for worker in workers:
+        worker.finish()
+        worker.close()
+
+
+def _start_worker(
+    job: Job,
+    plan: Plan,
+    state: JobState,
+    attempt: int,
+    inventory: Inventory,
+    rank: int = 0,
+    told: Mapping[str, str] | None = None,
+) -> Worker:
+    folder = job.run_dir.attempt(attempt)
     env = worker_environment(
-        job.environment,
+        _given(job),
         dict(job.spec.env),
         plan,
         run_id=state.run_id,
         seed=state.seed,
-        launch_file=folder.launch.absolute(),
+        launch_file=folder.launch(rank).absolute(),
         roots=source_roots(),
     )
-    known = environment_of(job.spec, plan, inventory, env)
-    launch = make_launch(job, plan, state, attempt, known)
-    write_atomically(folder.launch, _json(launches.to_json(launch)))
-    return Worker(job.worker_argv, env, folder.log().absolute(), job.cwd)
+    # What a worker of a group needs depends on the others, too: nothing is remembered.
+    known = None if told else environment_of(job.spec, plan, inventory, env)
+    launch = make_launch(job, plan, state, attempt, known, rank)
+    write_atomically(folder.launch(rank), _json(launches.to_json(launch)))
+    return Worker(
+        job.worker_argv,
+        {**env, **(told or {}), RANK: str(rank)},
+        folder.log(rank).absolute(),
+        job.cwd,
+    )
 
 
 def _start_command(job: Job, launch: Launch) -> Worker:
@@ -232,13 +287,19 @@ def _start_command(job: Job, launch: Launch) -> Worker:
     own = {name: command.fill(text, known) for name, text in job.spec.env}
     told = command.variables(plan, launch.attempt, launch.checkpoint_dir)
     env = command_environment(
-        job.environment,
+        _given(job),
         {**own, **told},
         plan,
         run_id=launch.run_id,
-        launch_file=folder.launch.absolute(),
+        launch_file=folder.launch().absolute(),
     )
     return Worker(_guard_argv(), env, folder.log().absolute(), job.cwd)
+
+
+def _given(job: Job) -> dict[str, str]:
+    """Our environment, less the secrets that are for the metrics alone."""
+    hidden = job.spec.metrics.secret_variables
+    return {key: job.environment[key] for key in job.environment if key not in hidden}
 
 
 def _guard_argv() -> tuple[str, ...]:

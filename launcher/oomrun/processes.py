@@ -148,12 +148,21 @@ class Worker:
 
     def exited(self) -> bool:
         """Whether the process has ended. It stays a zombie until ``finish``."""
+        return self.ending() is not None
+
+    def ending(self) -> Ended | None:
+        """How the process has ended, still a zombie; None while it lives."""
         if self._ended is not None:
-            return True
+            return self._ended
         # Not Popen.poll, which reaps: the group's number is safe to send signals to
         # only while its leader is there, be it as a zombie.
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self.pid, flags) is not None
+        found = os.waitid(os.P_PID, self.pid, flags)
+        if found is None:
+            return None
+        if found.si_code == os.CLD_EXITED:
+            return Ended(exit_code=found.si_status, signal=None)
+        return Ended(exit_code=None, signal=found.si_status)
 
     def signal_group(self, number: int) -> None:
         """Sends a signal to the process and all that stayed in its group."""

@@ -26,10 +26,9 @@ class AttemptDir:
 
     path: Path
 
-    @property
-    def launch(self) -> Path:
-        """What the worker was told."""
-        return self.path / "launch.json"
+    def launch(self, rank: int = 0) -> Path:
+        """What the worker of this rank was told."""
+        return self.path / ("launch.json" if rank == 0 else f"launch-{rank}.json")
 
     @property
     def plan(self) -> Path:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import oomrun
 from oomrun import devices, takeover
 from oomrun.attempts import of_command, watch
-from oomrun.core import diagnosis, planning, policy
+from oomrun.core import diagnosis, group_planning, policy
 from oomrun.core import events as ev
 from oomrun.core import plan as plans
 from oomrun.core.diagnosis import Cause, Diagnosis, Evidence
@@ -34,10 +34,11 @@ from oomrun.core.topology import Inventory, Unreadable
 from oomrun.devices import host
 from oomrun.environment import check_backend
 from oomrun.journal import Journal
-from oomrun.launching import Job, checkpoint_dir, policy_limits, start_worker
+from oomrun.launching import Job, checkpoint_dir, end, policy_limits, start_workers
 from oomrun.oom_reports import OomReports
 from oomrun.processes import sweep
 from oomrun.profiles import Profiles, folder_of
+from oomrun.ranks import Rendezvous
 from oomrun.recorder import Observer, Recorder
 from oomrun.remembering import Remembering
 from oomrun.rundir import set_aside, write_atomically
@@ -236,39 +237,47 @@ class _Run:
         job, recorder = self._job, self._recorder
         number = recorder.state.attempt + 1
         plan, inventory = self._plan()
-        worker = start_worker(job, plan, recorder.state, number, inventory)
-        try:
-            recorder.record(
-                ev.AttemptStarted(
-                    at=time.time(),
-                    attempt=number,
-                    plan=plans.to_json(plan),
-                    pids=(worker.pid,),
-                )
+        count = group_planning.ranks(plan)
+        with contextlib.ExitStack() as stack:
+            meeting = None
+            if plan.strategy == "horovod":
+                meeting = stack.enter_context(contextlib.closing(Rendezvous()))
+            workers = start_workers(
+                job, plan, recorder.state, number, inventory, meeting
             )
-        except BaseException:
-            worker.finish()
-            worker.close()
-            raise
-        evidence = watch(
-            worker,
-            number,
-            recorder,
-            log=job.run_dir.attempt(number).log(),
-            stops=self._stops,
-            timing=job.timing,
-            descendants=job.owns_process,
-            oom_kills=host.oom_kill_count,
-            answer=self._remembering.answer,
-        )
+            try:
+                recorder.record(
+                    ev.AttemptStarted(
+                        at=time.time(),
+                        attempt=number,
+                        plan=plans.to_json(plan),
+                        pids=tuple(worker.pid for worker in workers),
+                    )
+                )
+            except BaseException:
+                end(workers)
+                raise
+            rank, evidence = watch(
+                workers,
+                number,
+                recorder,
+                logs=[job.run_dir.attempt(number).log(n) for n in range(count)],
+                stops=self._stops,
+                timing=job.timing,
+                descendants=job.owns_process,
+                oom_kills=host.oom_kill_count,
+                answer=self._remembering.answer,
+            )
         self._remembering.keep(recorder.state)
         if isinstance(job.spec.program, Command):
             log, before = (job.run_dir.attempt(n).log() for n in (number, number - 1))
             evidence = of_command(evidence, plan.devices[0].id, log, before)
         ended = diagnosis.diagnose(evidence)
+        if count > 1 and ended.cause is not Cause.FINISHED:
+            ended = replace(ended, summary=f"worker {rank}: {ended.summary}")
         if evidence.command and ended.cause is Cause.DEVICE_OOM:
             recorder.record(_oom_of_command(number, plan, ended))
-        recorder.record(_attempt_ended(number, ended, evidence))
+        recorder.record(_attempt_ended(number, ended, evidence, rank))
         return ended
 
     def _plan(self) -> tuple[Plan, Inventory]:
@@ -276,7 +285,7 @@ class _Run:
         for device, free in self._free_before.items():
             self._wait_for_memory(device, free)
         inventory = self._look()
-        plan = planning.make_plan(self._job.spec, inventory, self._recorder.state)
+        plan = group_planning.plan_for(self._job.spec, inventory, self._recorder.state)
         used = {device.id for device in plan.devices if device.kind != "cpu"}
         for found in inventory.devices:
             if found.id in used and found.free_bytes is not None:
@@ -355,7 +364,7 @@ def _new_seed() -> int:
 
 
 def _attempt_ended(
-    attempt: int, ended: Diagnosis, evidence: Evidence
+    attempt: int, ended: Diagnosis, evidence: Evidence, rank: int = 0
 ) -> ev.AttemptEnded:
     return ev.AttemptEnded(
         at=time.time(),
@@ -364,6 +373,7 @@ def _attempt_ended(
         summary=ended.summary,
         exit_code=evidence.exit_code,
         signal=evidence.signal,
+        rank=rank,
     )
 
 

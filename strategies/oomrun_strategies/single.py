@@ -14,3 +14,6 @@ class SingleStrategy:
     def scope(self) -> AbstractContextManager[None]:
         """What the script runs inside of: nothing, here."""
         return contextlib.nullcontext()
+
+    def group(self) -> None:
+        """There is no other worker."""

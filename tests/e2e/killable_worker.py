@@ -1,5 +1,7 @@
 """A worker without TensorFlow that misbehaves as its first argument says.
 
+For several workers the argument has one mode for each, such as ``hangs+finishes``.
+
 It speaks the real protocol, and its lifeline is the real one. Run by the supervisor.
 """
 
@@ -16,11 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from oomrun.core.launch import EXIT_LOST
 from oomrun.worker import lifeline
 
 LAUNCH = json.loads(Path(os.environ["OOMRUN_LAUNCH_FILE"]).read_text())
 CHANNEL = socket.socket(fileno=int(os.environ["OOMRUN_CHANNEL_FD"]))
-ATTEMPT = LAUNCH["attempt"]
+ATTEMPT, RANK = LAUNCH["attempt"], LAUNCH["rank"]
 STOP = threading.Event()
 STEPS = 5
 
@@ -31,7 +34,14 @@ def say(kind: str, /, **fields: Any) -> None:
 
 
 def ready() -> None:
-    say("worker_ready", rank=0, pid=os.getpid(), tensorflow="-", keras="-", start_s=0.0)
+    say(
+        "worker_ready",
+        rank=RANK,
+        pid=os.getpid(),
+        tensorflow="-",
+        keras="-",
+        start_s=0.0,
+    )
 
 
 def progress(step: int) -> None:
@@ -44,7 +54,7 @@ def progress(step: int) -> None:
 
 
 def ended(outcome: str = "finished", code: int = 0, **fields: Any) -> None:
-    say("script_ended", rank=0, outcome=outcome, exit_code=code, **fields)
+    say("script_ended", rank=RANK, outcome=outcome, exit_code=code, **fields)
 
 
 def train(steps: int = STEPS) -> None:
@@ -86,8 +96,8 @@ def forever() -> None:
 
 def oom(recovery: str = "restart") -> None:
     say(
-        "oom_occurred", rank=0, device="cpu:0", kind="device", phase="gradients",
-        recovery=recovery, step=1, message="OOM when allocating",
+        "oom_occurred", rank=RANK, device=f"cpu:{RANK}", kind="device",
+        phase="gradients", recovery=recovery, step=1, message="OOM when allocating",
         micro_batch_size=LAUNCH["plan"]["devices"][0]["micro_batch_size"] or 8,
     )  # fmt: skip
 
@@ -110,6 +120,8 @@ def run(mode: str) -> int:
             return 1
         case "exits-silently":
             return 1
+        case "loses-another":
+            return EXIT_LOST
         case "kills-itself-once":
             if ATTEMPT == 1:
                 train(2)
@@ -180,4 +192,5 @@ def run(mode: str) -> int:
 if __name__ == "__main__":
     lifeline.die_with_parent(LAUNCH["supervisor_pid"])
     threading.Thread(target=listen, daemon=True).start()
-    sys.exit(run(sys.argv[1]))
+    modes = sys.argv[1].split("+")
+    sys.exit(run(modes[RANK % len(modes)]))

@@ -120,7 +120,7 @@ def test_what_a_program_is_told(tmp_path: Path) -> None:
     assert "OOMRUN_LAUNCH_FILE" not in log
     # Its three streams, and the folder that it lists.
     assert log.rstrip().endswith("['0', '1', '2', '3']")
-    launch = json.loads(job.run_dir.attempt(1).launch.read_text())
+    launch = json.loads(job.run_dir.attempt(1).launch().read_text())
     assert launch["args"][-2:] == ["3", "{x}"]
 
 

@@ -765,14 +765,11 @@ def test_command_goes_without_args() -> None:
     ("text", "place", "what"),
     [
         ("strategy: mirrored", "3:11: strategy", "the strategy mirrored"),
-        ("strategy: horovod", "3:11: strategy", "the strategy horovod"),
         (
             "strategy: multi_worker_mirrored",
             "3:11: strategy",
             "the strategy multi_worker_mirrored",
         ),
-        ("devices: [0, 2]", "3:10: devices", "training on more than one GPU"),
-        ("devices: {cpu: 2}", "3:16: devices.cpu", "more than one CPU device"),
         (
             "recovery: {levers: [micro_batch, allocator]}",
             "3:34: recovery.levers[1]",
@@ -783,12 +780,6 @@ def test_command_goes_without_args() -> None:
             "checkpoint: {dir: 'gs://bucket/x'}",
             "3:19: checkpoint.dir",
             "a checkpoint folder at gs://",
-        ),
-        ("metrics: {textfile: x}", "3:11: metrics.textfile", "metrics.textfile"),
-        (
-            "metrics: {pushgateway: 'http://x:1'}",
-            "3:11: metrics.pushgateway",
-            "metrics.pushgateway",
         ),
         (
             "kubernetes: {image: x, gpus: 2}",
@@ -805,6 +796,36 @@ def test_command_goes_without_args() -> None:
 def test_later_features_are_refused_by_name(text: str, place: str, what: str) -> None:
     (problem,) = problems(MINIMAL + text + "\n")
     assert str(problem).startswith(f"job.yaml:{place}: {what} {_REFUSED} (")
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "what"),
+    [
+        ("devices: [0, 2]", "3:10: devices", "strategy auto trains on one device"),
+        ("devices: {cpu: 2}", "3:16: devices.cpu", "strategy auto trains on one"),
+        (
+            "strategy: single\ndevices: {cpu: 2}",
+            "4:16: devices.cpu",
+            "strategy single trains on one device",
+        ),
+    ],
+)
+def test_several_devices_need_a_strategy(text: str, place: str, what: str) -> None:
+    (problem,) = problems(MINIMAL + text + "\n")
+    assert str(problem).startswith(f"job.yaml:{place}: {what}")
+    assert "strategy: horovod" in problem.hint
+
+
+def test_several_devices_with_horovod() -> None:
+    spec = with_keys("strategy: horovod\ndevices: {cpu: 2, memory: [600MiB, 200MiB]}")
+    assert spec.devices == Cpus(count=2)
+    assert spec.memory.limit == (Bytes(600 * 2**20), Bytes(200 * 2**20))
+
+
+def test_a_command_has_workers_of_its_own() -> None:
+    text = "name: x\ncommand: [a]\nstrategy: horovod\ndevices: {cpu: 2}\n"
+    (problem,) = problems(text)
+    assert "a command starts its own workers" in problem.message
 
 
 def test_later_features_are_checked_all_the_same() -> None:
@@ -865,7 +886,7 @@ batch: {global: 1_000, micro: on}
 memory:
   headroom: 120%
   limt: 20G
-strategy: horovod
+strategy: mirrored
 """
     )
     assert [(problem.line, problem.path) for problem in found] == [

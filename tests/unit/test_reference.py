@@ -65,7 +65,9 @@ def test_examples_and_defaults_are_valid_where_they_stand(
         text_of_batch = ""
     document.pop(path, None)
     if path.startswith("devices.") and path != "devices.cpu":
-        text = f"devices: {{cpu: 1, memory: {flow(value)}}}\n"
+        count = len(value) if isinstance(value, list) else 1
+        text = f"devices: {{cpu: {count}, memory: {flow(value)}}}\n"
+        text += "strategy: horovod\n"
     else:
         text = example_yaml(path, value) + "\n"
     examined = jobfile.examine(

@@ -182,7 +182,7 @@ def _shown(
     environment: Mapping[str, str],
 ) -> Shown:
     """The plan, with all that is known of it."""
-    from oomrun.core import measured_plan, planning
+    from oomrun.core import group_planning, measured_plan
     from oomrun.environment import overruled
 
     notes: tuple[str, ...] = ()
@@ -207,7 +207,7 @@ def _shown(
     elif measured is not None and measured.planned is not None:
         made = measured_plan.measured_plan(spec, inventory, known, measured.planned)
     else:
-        made = planning.make_plan(spec, inventory, state)
+        made = group_planning.plan_for(spec, inventory, state)
     return Shown(
         plan=replace(made, notes=(*made.notes, *notes)),
         source=source,

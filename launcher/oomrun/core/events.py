@@ -15,8 +15,8 @@ __all__ = [
     "CheckpointSaved", "DecisionMade", "DeviceMemory", "Event", "FitEnded",
     "FitStarted", "LeakFound", "MicroBatchChanged", "MicroBatchPlanned", "Noted",
     "OomOccurred", "PhaseChanged", "Probed", "Progressed", "Restored", "RunEnded",
-    "RunResumed", "RunStarted", "ScriptEnded", "StateMeasured", "Unknown",
-    "WorkerReady",
+    "RunResumed", "RunStarted", "ScriptEnded", "SharePlanned", "StateMeasured",
+    "Unknown", "WorkerReady",
 ]  # fmt: skip
 
 
@@ -246,6 +246,20 @@ class MicroBatchPlanned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharePlanned(Event):
+    """What a worker of a group does of each global batch, from now on."""
+
+    type: ClassVar[str] = "share_planned"
+    attempt: int
+    rank: int
+    device: str
+    global_batch_size: int
+    share: int
+    micro_batch_size: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchChanged(Event):
     """The micro-batch was changed without a restart."""
 
@@ -349,7 +363,10 @@ class ScriptEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded(Event):
-    """All workers of an attempt are gone; ``cause`` is a ``diagnosis.Cause``."""
+    """All workers of an attempt are gone; ``cause`` is a ``diagnosis.Cause``.
+
+    ``rank`` is the worker that failed first, whose end this is.
+    """
 
     type: ClassVar[str] = "attempt_ended"
     attempt: int
@@ -357,6 +374,7 @@ class AttemptEnded(Event):
     summary: str
     exit_code: int | None
     signal: int | None = None
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

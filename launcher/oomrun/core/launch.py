@@ -16,7 +16,9 @@ from oomrun.core import plan as plans
 
 __all__ = [
     "CHANNEL_FD",
+    "EXIT_LOST",
     "LAUNCH_FILE",
+    "RANK",
     "REMEMBERED",
     "RUN_TOKEN",
     "STOP",
@@ -32,6 +34,12 @@ CHANNEL_FD = "OOMRUN_CHANNEL_FD"
 #: Environment variable: the run's id, by which leftover processes are recognised.
 RUN_TOKEN = "OOMRUN_RUN_ID"
 
+#: A worker's exit code: another worker of the attempt has gone.
+EXIT_LOST = 71
+
+#: Environment variable, for the script: which of the attempt's workers it is in.
+RANK = "OOMRUN_RANK"
+
 #: Message to the worker: write a checkpoint at the next step's end, then exit.
 STOP = "stop"
 #: Message to the worker, after each ``FitStarted`` with a ``profile_key``: what earlier
@@ -44,7 +52,8 @@ class Launch:
     """Everything a worker needs to know.
 
     Attributes:
-        plan: the devices, their limits, the micro-batch.
+        rank: which of the attempt's workers this one is, from 0.
+        plan: this worker's device, its limit, its micro-batch.
         program_kind: script, module or command.
         program: the script's absolute path, the module's dotted name, or a command's
             first word.

@@ -26,6 +26,7 @@ class DevicePlan:
         kind: cpu, gpu or mig.
         limit_bytes: bytes that TensorFlow may use on it; None: no limit is set.
         budget_bytes: the limit less the headroom: what we plan to use.
+        rank: the worker that has it.
         share: samples of each global batch; None until the script told its batch size.
         micro_batch_size: samples a pass; None until known ("the whole share").
         predicted_peak_bytes: the most likely peak; None until something ran.
@@ -36,6 +37,7 @@ class DevicePlan:
     kind: str
     limit_bytes: int | None
     budget_bytes: int | None
+    rank: int = 0
     share: int | None = None
     micro_batch_size: int | None = None
     predicted_peak_bytes: int | None = None
@@ -77,6 +79,7 @@ def _device_json(device: DevicePlan) -> dict[str, Any]:
     return {
         "id": device.id,
         "kind": device.kind,
+        "rank": device.rank,
         "limit_bytes": device.limit_bytes,
         "budget_bytes": device.budget_bytes,
         "share": device.share,

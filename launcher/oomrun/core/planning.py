@@ -29,7 +29,10 @@ from oomrun.core.state import JobState
 from oomrun.core.topology import Device, Inventory
 from oomrun.core.units import format_bytes
 
-__all__ = ["known_to_fail", "make_plan", "reserve_bytes"]
+__all__ = [
+    "amount", "check_room", "known_to_fail", "limit_of", "make_plan", "reserve_bytes",
+    "wanted_devices",
+]  # fmt: skip
 
 _MIB = 1024 * 1024
 
@@ -51,12 +54,12 @@ def make_plan(spec: JobSpec, inventory: Inventory, state: JobState) -> Plan:
     """
     device, index, count, reason = _choose(spec, inventory)
     notes: list[str] = []
-    limit = _limit_bytes(spec, inventory, device, index, count, notes)
+    limit = limit_of(spec, inventory, device, index, count, notes)
     budget = None
     if limit is not None:
-        kept = _amount(spec.memory.headroom)
+        kept = amount(spec.memory.headroom)
         budget = memory.budget_bytes(limit, kept)
-        _check_room(device, limit, budget, state)
+        check_room(device, limit, budget, state)
     share = _share(spec, state)
     grew = memory.limit_grew(state.limit_when_failed_bytes, limit)
     known = _Known(
@@ -126,7 +129,7 @@ def _choose(spec: JobSpec, inventory: Inventory) -> tuple[Device, int, int, str]
             f"strategy {spec.strategy} is not in this version", nearest="single"
         )
     try:
-        wanted = topology.select(inventory, _wanted(spec))
+        wanted = topology.select(inventory, wanted_devices(spec))
     except topology.SelectionError as error:
         raise InfeasiblePlanError(f"devices: {error}") from None
     best = max(wanted, key=lambda device: device.free_bytes or 0)
@@ -140,7 +143,8 @@ def _choose(spec: JobSpec, inventory: Inventory) -> tuple[Device, int, int, str]
     return best, wanted.index(best), len(wanted), reason
 
 
-def _wanted(spec: JobSpec) -> topology.Wanted:
+def wanted_devices(spec: JobSpec) -> topology.Wanted:
+    """The job file's ``devices`` as ``topology.select`` takes it."""
     match spec.devices:
         case Auto():
             return "auto"
@@ -162,7 +166,7 @@ def reserve_bytes(total_bytes: int | None) -> int:
     return max(512 * _MIB, int((total_bytes or 0) * 0.04))
 
 
-def _limit_bytes(
+def limit_of(
     spec: JobSpec,
     inventory: Inventory,
     device: Device,
@@ -170,6 +174,19 @@ def _limit_bytes(
     count: int,
     notes: list[str],
 ) -> int | None:
+    """Bytes that the device may use; None: no limit.
+
+    Args:
+        spec: what the user wrote.
+        inventory: the machine now.
+        device: one of it.
+        index: its place among those that the job may use.
+        count: how many these are.
+        notes: is added to, in words for people.
+
+    Raises:
+        InfeasiblePlanError: there is none to set.
+    """
     asked = _asked_bytes(spec, inventory, device, index, count)
     if device.kind == "cpu":
         free = inventory.host.free_bytes
@@ -234,11 +251,17 @@ def _asked_bytes(
             return None if total is None else int(total * fraction)
 
 
-def _amount(amount: Bytes | Share) -> int | float:
+def amount(amount: Bytes | Share) -> int | float:
+    """Bytes (int), or a fraction (float)."""
     return amount.count if isinstance(amount, Bytes) else amount.fraction
 
 
-def _check_room(device: Device, limit: int, budget: int, state: JobState) -> None:
+def check_room(device: Device, limit: int, budget: int, state: JobState) -> None:
+    """Refuses a device that cannot hold the model alone.
+
+    Raises:
+        InfeasiblePlanError: it cannot.
+    """
     if budget <= 0:
         raise InfeasiblePlanError(
             f"memory.headroom leaves nothing of {device.id}'s limit",

@@ -114,6 +114,10 @@ def _after_device_oom(
     diagnosis: Diagnosis, state: JobState, limits: Limits
 ) -> Decision:
     failed = state.micro_batch_failed or state.micro_batch_size
+    # Of another worker than the first it is not known what ran.
+    first = state.last_oom is None or state.last_oom.rank == 0
+    if state.last_oom is not None and not first:
+        failed = state.last_oom.micro_batch_size
     if state.last_oom is not None and state.last_oom.recovery == "none":
         return Fail(
             reason=f"{diagnosis.summary}. The batches of this model cannot be cut into "
@@ -166,7 +170,8 @@ def _after_device_oom(
             "model, would need less",
             exit_code=3,
         )
-    smaller = batch.smaller_micro_batch(share, failed, _known_to_run(state, failed))
+    ran = _known_to_run(state, failed) if first else 0
+    smaller = batch.smaller_micro_batch(share, failed, ran)
     if smaller and limits.command:
         smaller = command.divisor(share, smaller)
     if smaller == 0:
@@ -178,7 +183,8 @@ def _after_device_oom(
     return Restart(
         reason=f"{diagnosis.summary}: micro-batch {failed} -> {smaller} "
         f"x {steps} (global {share})",
-        micro_batch_size=smaller,
+        # Another worker's is in ``failed_by_rank``, and no limit for the first one.
+        micro_batch_size=smaller if first else None,
     )
 
 

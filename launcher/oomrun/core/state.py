@@ -52,6 +52,10 @@ class JobState:
         micro_batch_limit: the micro-batch that the next attempt must not exceed: what
             was last decided after memory ran out.
         limit_when_failed_bytes: the device's memory limit that both were seen under.
+        failed_by_rank: the same as ``micro_batch_failed`` of each worker of a group
+            but the first.
+        failed_rank: the worker that the last attempt ended with.
+        shares: what each device does of a global batch, in a group of workers.
         measured: peak bytes by micro-batch size, the highest of all devices, of the
             model of the current fit.
         predictions: the peaks that were predicted, by micro-batch size.
@@ -96,6 +100,9 @@ class JobState:
     micro_batch_failed: int | None = None
     micro_batch_limit: int | None = None
     limit_when_failed_bytes: int | None = None
+    failed_by_rank: Mapping[int, int] = field(default_factory=dict)
+    failed_rank: int = 0
+    shares: Mapping[str, ev.SharePlanned] = field(default_factory=dict)
     state_bytes: int | None = None
     profile_key: str | None = None
     measured: Mapping[int, int] = field(default_factory=dict)
@@ -155,6 +162,8 @@ class JobState:
                 return replace(state, composition=event)
             case ev.MicroBatchPlanned():
                 return state_memory.micro_batch_planned(state, event)
+            case ev.SharePlanned():
+                return replace(state, shares={**state.shares, event.device: event})
             case ev.MicroBatchChanged():
                 return state_memory.micro_batch_changed(state, event)
             case ev.CheckpointSaved():
@@ -194,7 +203,10 @@ class JobState:
                 return replace(state, script=event)
             case ev.AttemptEnded():
                 ended = state_memory.unreported_oom(state, event)
-                return replace(ended, attempt_open=False, pids=(), state="recovering")
+                return replace(
+                    ended, attempt_open=False, pids=(), state="recovering",
+                    failed_rank=event.rank,
+                )  # fmt: skip
             case ev.DecisionMade():
                 return _decided(state, event)
             case ev.RunEnded():
@@ -245,6 +257,7 @@ def _attempt_started(state: JobState, event: ev.AttemptStarted) -> JobState:
         last_oom=None,
         last_leak=None,
         memory={},
+        shares={},
         global_batch_size=batch or state.global_batch_size,
         step_at_attempt_start=state.step,
     )
@@ -259,6 +272,7 @@ def _fit_started(state: JobState, event: ev.FitStarted) -> JobState:
         predictions={} if other else state.predictions,
         composition=None if other else state.composition,
         micro_batch_failed=None if other else state.micro_batch_failed,
+        failed_by_rank={} if other else state.failed_by_rank,
         micro_batch_limit=None if other else state.micro_batch_limit,
         fit=event.fit,
         epochs=event.epochs,

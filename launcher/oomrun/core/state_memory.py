@@ -88,9 +88,13 @@ def micro_batch_changed(state: JobState, event: ev.MicroBatchChanged) -> JobStat
 def out_of_memory(state: JobState, event: ev.OomOccurred) -> JobState:
     key = (event.device, event.kind, event.phase)
     state = _without_old_failures(state)
-    failed = state.micro_batch_failed
+    failed, by_rank = state.micro_batch_failed, state.failed_by_rank
     training = event.phase in ("gradients", "apply", "build", "unknown")
-    if training and event.micro_batch_size is not None:
+    if training and event.micro_batch_size is not None and event.rank > 0:
+        before = by_rank.get(event.rank, event.micro_batch_size)
+        smallest = min(event.micro_batch_size, before)
+        by_rank = {**by_rank, event.rank: smallest}
+    elif training and event.micro_batch_size is not None:
         failed = min(event.micro_batch_size, failed or event.micro_batch_size)
     return replace(
         state,
@@ -99,6 +103,7 @@ def out_of_memory(state: JobState, event: ev.OomOccurred) -> JobState:
         ooms={**state.ooms, key: state.ooms.get(key, 0) + 1},
         oom_attempt=event.attempt,
         micro_batch_failed=failed,
+        failed_by_rank=by_rank,
         last_oom=event,
         memory={**state.memory, **{d.device: d for d in event.memory}},
     )

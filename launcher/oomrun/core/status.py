@@ -88,6 +88,9 @@ def _device(
     if share is None and alone:
         share = state.global_batch_size
     size = state.micro_batch_size or planned.get("micro_batch_size")
+    if identity in state.shares:
+        share = state.shares[identity].share
+        size = state.shares[identity].micro_batch_size
     if size is not None and share is not None:
         size = min(size, share)
     steps = batch.accumulation_steps(share, size) if share and size else None

@@ -139,7 +139,7 @@ class Tally:
 def _heard_of(event: ev.Event) -> int | None:
     """The rank that reported ``event``, None where the supervisor itself did."""
     match event:
-        case ev.WorkerReady() | ev.OomOccurred() | ev.ScriptEnded():
+        case ev.WorkerReady() | ev.OomOccurred() | ev.ScriptEnded() | ev.SharePlanned():
             return event.rank
         case (
             ev.FitStarted()

@@ -11,7 +11,7 @@ All sizes are bytes. ``None`` means "not known", never "zero".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 DeviceKind = Literal["cpu", "gpu", "mig"]
@@ -224,6 +224,11 @@ def select(inventory: Inventory, wanted: Wanted) -> tuple[Device, ...]:
     if len({device.kind == "cpu" for device in chosen}) > 1:
         raise SelectionError("one job cannot mix CPU and GPU", _existing(inventory))
     return tuple(chosen)
+
+
+def cpu(device: Device, index: int) -> Device:
+    """The CPU as the ``index``-th of several devices."""
+    return replace(device, id=f"cpu:{index}", index=index)
 
 
 def fits_one_process(devices: Sequence[Device]) -> bool:

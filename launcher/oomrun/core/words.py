@@ -68,6 +68,11 @@ def _describe(event: ev.Event, state: JobState) -> str | None:
             return _probed(event)
         case ev.MicroBatchPlanned():
             return event.reason
+        case ev.SharePlanned():
+            return (
+                f"{event.device} takes {event.share} of {event.global_batch_size} "
+                f"samples, {event.micro_batch_size} a pass ({event.reason})"
+            )
         case ev.MicroBatchChanged():
             # The reason says from what to what; a journal of others may lack it.
             return event.reason or f"micro-batch {event.old} -> {event.new}"
@@ -158,7 +163,9 @@ def progress(state: JobState) -> str:
             speed = state.global_batch_size / state.step_s
             digits = ".3g" if speed < 1000 else ".0f"
             parts.append(f"{speed:{digits}} samples/s")
-    if state.micro_batch_size and state.global_batch_size:
+    if state.shares and state.global_batch_size:
+        parts.append(f"global {state.global_batch_size} on {len(state.shares)} devices")
+    elif state.micro_batch_size and state.global_batch_size:
         parts.append(cut(state.global_batch_size, state.micro_batch_size))
     return ", ".join(parts)
 

@@ -42,7 +42,7 @@ def fit_started(
         samples: rows of a global batch; None where that is not known.
     """
     sizes = session.micro_batches
-    key = remembering.key_of(session.launch, call.model, data, samples)
+    key = remembering.key_of(session.launch, call, data, samples)
     sizes.begin(key, call.number)
     # Where sizes are tried first, the one to train with is told after that.
     known = samples is not None and call.managed and not sizes.probes
@@ -137,6 +137,7 @@ def progressed(
     """
     call, sizes = session.fit, session.micro_batches
     micro = sizes.size(samples) if call is None or call.managed else samples
+    micro = session.pass_size or micro
     memory = devices.read_memory(session.launch.plan)
     for device in memory:
         if call is not None and device.peak_bytes is not None:

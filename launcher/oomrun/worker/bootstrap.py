@@ -39,9 +39,11 @@ def main() -> int:
     channel.listen()
     with open(launch_file, encoding="utf-8") as file:
         settings = launches.from_json(json.load(file))
+    channel.rank = settings.rank
     lifeline.die_with_parent(settings.supervisor_pid)
-    session = _set_up(settings, channel, began)
-    ended = _run(settings)
+    strategy = _strategy(settings.plan.strategy)
+    session = _set_up(settings, channel, strategy, began)
+    ended = _run(settings, strategy)
     if ended.outcome != "raised":
         session.settle()
     if ended.outcome == "finished":
@@ -53,7 +55,9 @@ def main() -> int:
     return ended.exit_code
 
 
-def _set_up(settings: Launch, channel: Channel, began: float) -> Session:
+def _set_up(
+    settings: Launch, channel: Channel, strategy: Strategy, began: float
+) -> Session:
     import tensorflow as tf
 
     from oomrun.worker import devices, pool
@@ -67,13 +71,15 @@ def _set_up(settings: Launch, channel: Channel, began: float) -> Session:
             f"oomrun trains with Keras's TensorFlow backend, but Keras is set to "
             f"{keras.backend.backend()!r}: set KERAS_BACKEND=tensorflow"
         )
-    from oomrun.worker import current, keras_adapter, randomness
+    from oomrun.worker import current, keras_adapter, one_writer, randomness
     from oomrun.worker.session import Session
 
     randomness.seed_unseeded(settings.seed)
-    session = Session(settings, channel)
+    session = Session(settings, channel, strategy.group())
     keras_adapter.install(session)
     current.register(session)
+    if settings.rank:
+        one_writer.leave_writing_to_another()
     channel.send(
         ev.WorkerReady(
             at=time.time(),
@@ -88,10 +94,10 @@ def _set_up(settings: Launch, channel: Channel, began: float) -> Session:
     return session
 
 
-def _run(settings: Launch) -> ev.ScriptEnded:
+def _run(settings: Launch, strategy: Strategy) -> ev.ScriptEnded:
     """Runs the script, and says how it ended."""
     try:
-        with _strategy(settings.plan.strategy).scope():
+        with strategy.scope():
             if settings.program_kind == "module":
                 script.run_module(settings.program, settings.args)
             else:

@@ -19,10 +19,22 @@ from oomrun.worker import lifeline
 __all__ = ["Channel"]
 
 
+# What is told by every worker of a group; all else is the same for all of them, and the
+# first one tells it.
+_OF_EACH = (
+    ev.WorkerReady, ev.OomOccurred, ev.LeakFound, ev.SharePlanned, ev.ScriptEnded,
+)  # fmt: skip
+
+
 class Channel:
-    """Sends events (from any thread) and listens for the request to stop."""
+    """Sends events (from any thread) and listens for the request to stop.
+
+    Attributes:
+        rank: of this worker.
+    """
 
     def __init__(self, descriptor: int) -> None:
+        self.rank = 0
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(True)
         # The script's own child processes must not keep the channel open.
@@ -40,6 +52,8 @@ class Channel:
 
     def send(self, event: ev.Event) -> None:
         """Sends one event. Does nothing once the channel is closed."""
+        if self.rank and not isinstance(event, _OF_EACH):
+            return
         line = json.dumps(event_json.to_json(event), allow_nan=False) + "\n"
         with self._lock:
             if self._closing:

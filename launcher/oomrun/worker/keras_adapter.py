@@ -68,6 +68,11 @@ def _fit(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
         call.initial_epoch = arguments["initial_epoch"] or 0
         reason = _unmanaged(model)
         call.managed = not reason
+        if reason and session.group is not None:
+            raise RuntimeError(
+                f"{reason}: oomrun cannot share its batches out over several devices. "
+                "Write `strategy: single` in the job file"
+            )
         if reason:
             session.note(
                 "not-split",

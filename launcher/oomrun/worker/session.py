@@ -18,7 +18,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from oomrun.core import events as ev
-from oomrun.core.launch import Launch
+from oomrun.core.launch import EXIT_LOST, Launch
+from oomrun.core.strategy import Group
 from oomrun.worker import (
     announcing,
     callback_state,
@@ -39,11 +40,22 @@ EXIT_STOPPED, EXIT_RESTART = 75, 70
 
 
 class Session:
-    """The training of one script in one process."""
+    """The training of one script in one process.
 
-    def __init__(self, launch: Launch, channel: Channel) -> None:
+    Attributes:
+        group: the workers that take each step together; None for one alone.
+        stop_agreed: all of them know that one was asked to stop.
+        pass_size: samples a pass of this worker's share; None where it has all.
+    """
+
+    def __init__(
+        self, launch: Launch, channel: Channel, group: Group | None = None
+    ) -> None:
         self.launch = launch
         self.channel = channel
+        self.group = group
+        self.stop_agreed = False
+        self.pass_size: int | None = None
         self.micro_batches = MicroBatches(launch, channel)
         self.leaks = LeakWatch(launch)
         self.fit: FitCall | None = None
@@ -197,6 +209,13 @@ class Session:
         )
         self.fit = None
 
+    @property
+    def stopping(self) -> bool:
+        """Whether training ends after this step: in a group, when all know of it."""
+        if self.group is not None:
+            return self.stop_agreed
+        return self.channel.stop_requested.is_set()
+
     # -- the life of a step ----------------------------------------------------
 
     def before_step(self, data: Any, samples: int) -> None:
@@ -211,7 +230,7 @@ class Session:
 
     def epoch_ended(self, loss: Any) -> None:
         """A custom loop is done with an epoch and with what it does at its end."""
-        stopping = self.channel.stop_requested.is_set()
+        stopping = self.stopping
         call = self.fit
         if call is None or not (self._due or stopping):
             return
@@ -237,7 +256,7 @@ class Session:
         """As ``step_done``, for a step outside of any fit: of ``train_on_batch``."""
         self.step_done(samples, seconds)
         self.batch_ended(loss)
-        if self.channel.stop_requested.is_set():
+        if self.stopping:
             self.note(
                 "no-checkpoint",
                 "the script trains outside of fit and oomrun.Loop, where nothing can "
@@ -251,7 +270,7 @@ class Session:
         if now - self._window.began >= _PROGRESS_EVERY_S:
             self._loss = _finite(loss)
             self._report_progress()
-        stopping = self.channel.stop_requested.is_set()
+        stopping = self.stopping
         call = self.fit
         if call is None:
             return
@@ -269,7 +288,7 @@ class Session:
 
     def _why_save(self, step: int) -> str:
         """Why a checkpoint is due after ``step``, or an empty string."""
-        if self.channel.stop_requested.is_set():
+        if self.stopping:
             return "stop"
         every = self.launch.checkpoint_every_steps
         if every is not None and step % every == 0:
@@ -364,6 +383,14 @@ class Session:
         self._report_progress()  # what was trained since, and is now lost, counts
         self.store.wait()
         self._leave(EXIT_RESTART)
+
+    def leave_lost(self) -> NoReturn:
+        """Ends the process since another one has gone, without which it cannot go on.
+
+        No checkpoint: it may have been in the middle of a step.
+        """
+        self.store.wait()
+        self._leave(EXIT_LOST)
 
     def _leave(self, code: int) -> NoReturn:
         # Not by an exception: a script that catches it, or whose ``finally`` saves the

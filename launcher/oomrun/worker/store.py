@@ -47,7 +47,10 @@ class Store:
         self._writer = checkpointing.Writer(
             self._folder, launch.keep, self._written, self._failed
         )
-        checkpoints.remove_unfinished(self._folder)
+        # The workers of a group read all that one of them has written.
+        self._writes = launch.rank == 0
+        if self._writes:
+            checkpoints.remove_unfinished(self._folder)
 
     def find(
         self, fit: int, fingerprint: Mapping[str, Any]
@@ -69,7 +72,8 @@ class Store:
                 state, arrays = checkpointing.load(self._folder / name)
             except CheckpointError as error:
                 self._send(ev.CheckpointRejected, name=name, reason=str(error))
-                checkpoints.discard(self._folder / name)
+                if self._writes:
+                    checkpoints.discard(self._folder / name)
                 continue
             if state["fit"] == fit:
                 state["name"] = name
@@ -102,6 +106,8 @@ class Store:
         self, name: str, model: Any, state: Mapping[str, Any], reason: str
     ) -> Callable[[], None]:
         """Copies everything now; the function returned writes it in the background."""
+        if not self._writes:
+            return _nothing
         told = _Saved(
             step=state["step"],
             samples=state["samples"],
@@ -137,6 +143,10 @@ class Store:
         self._channel.send(
             event(at=time.time(), attempt=self._launch.attempt, **fields)
         )
+
+
+def _nothing() -> None:
+    """Another worker writes."""
 
 
 def _number(name: str) -> int:

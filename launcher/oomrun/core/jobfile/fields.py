@@ -98,9 +98,13 @@ JOB = Section(
             kind=choice(
                 "auto", "single", "mirrored", "horovod", "multi_worker_mirrored"
             ),
-            about="How the work is spread over devices. `auto` chooses.",
+            about=(
+                "How the work is spread over devices. `single` trains on one; "
+                "`horovod` starts a worker for each, which take every step together "
+                "(it must be installed); `auto` chooses `single`."
+            ),
             default="auto",
-            examples=("single",),
+            examples=("single", "horovod"),
         ),
         Field(
             key="devices",

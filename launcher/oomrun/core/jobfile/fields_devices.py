@@ -34,7 +34,10 @@ DEVICES = OneOf(
                 Field(
                     key="cpu",
                     kind=Whole(words="a number of CPU devices", low=1, high=64),
-                    about="How many devices the CPU is to be.",
+                    about=(
+                        "How many devices the CPU is to be: more than one with "
+                        "`strategy: horovod`, which starts a worker for each."
+                    ),
                     examples=(1,),
                     required=True,
                 ),
@@ -53,11 +56,11 @@ DEVICES = OneOf(
                         )
                     ),
                     about=(
-                        "The hard memory limit of the CPU device; the same as "
-                        "`memory.limit`."
+                        "The hard memory limit of each CPU device, or a list with one "
+                        "for each; the same as `memory.limit`."
                     ),
                     default="auto",
-                    examples=("600MiB", ["600MiB"]),
+                    examples=("600MiB", ["600MiB", "200MiB"]),
                 ),
             ),
         ),

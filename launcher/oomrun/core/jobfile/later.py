@@ -29,18 +29,8 @@ class Later(NamedTuple):
 
 
 def _other_strategy(value: object) -> Iterator[tuple[str, str]]:
-    if value not in ("auto", "single"):
+    if value not in ("auto", "single", "horovod"):
         yield "", f"the strategy {value}"
-
-
-def _several_gpus(value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, tuple) and len(value) > 1:
-        yield "", "training on more than one GPU"
-
-
-def _several_cpus(value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, int) and value > 1:
-        yield "", "more than one CPU device"
 
 
 def _several_pod_gpus(value: object) -> Iterator[tuple[str, str]]:
@@ -72,24 +62,10 @@ def _remote(value: object) -> Iterator[tuple[str, str]]:
 LATER = (
     Later(
         path="strategy",
-        about="`mirrored`, `horovod` and `multi_worker_mirrored`.",
-        instead="use single, or auto",
-        refused={"enum": ["mirrored", "horovod", "multi_worker_mirrored"]},
+        about="`mirrored` and `multi_worker_mirrored`.",
+        instead="use single, horovod or auto",
+        refused={"enum": ["mirrored", "multi_worker_mirrored"]},
         found=_other_strategy,
-    ),
-    Later(
-        path="devices",
-        about="A list of more than one GPU.",
-        instead="name one GPU, such as [0]",
-        refused={"type": "array", "minItems": 2},
-        found=_several_gpus,
-    ),
-    Later(
-        path="devices.cpu",
-        about="More than one CPU device.",
-        instead="use cpu: 1",
-        refused={"minimum": 2},
-        found=_several_cpus,
     ),
     Later(
         path="recovery.levers",
@@ -111,18 +87,6 @@ LATER = (
         instead="use a local folder, or one that is mounted",
         refused={"pattern": "^(?:[gG][sS]|[sS]3|[hH][dD][fF][sS])://"},
         found=_remote,
-    ),
-    Later(
-        path="metrics.textfile",
-        about="The whole key.",
-        instead="use metrics.listen",
-        refused={},
-    ),
-    Later(
-        path="metrics.pushgateway",
-        about="The whole key.",
-        instead="use metrics.listen",
-        refused={},
     ),
     Later(
         path="kubernetes.gpus",

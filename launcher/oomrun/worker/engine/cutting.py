@@ -90,6 +90,10 @@ class Batch:
         stop = tf.minimum(start + self.micro_batch_size, self.samples)
         return slicing.take(self.data, start, stop)
 
+    def whole(self) -> Batch:
+        """All of its rows, where this is only a share of them."""
+        return self
+
 
 @dataclass
 class _Weights:
@@ -305,6 +309,8 @@ class Cutter:
         """
         if not divisors.needed:
             return [None] * len(divisors.values)
+
+        batch = batch.whole()
 
         def body(index: tf.Tensor, sums: Any) -> Any:
             seen = losses.Divisors()

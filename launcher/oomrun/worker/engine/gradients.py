@@ -95,7 +95,9 @@ def _joined(
         return values.concat(), indices.concat()  # as many as the part has samples
     # As many in each part. Chance may have drawn them (negatives): then they differ.
     places = indices.stack()
-    same = tf.reduce_all(tf.equal(places, places[:1]))
+    same = tf.logical_and(
+        tf.size(places) > 0, tf.reduce_all(tf.equal(places, places[:1]))
+    )
     return (
         tf.cond(
             same, lambda: tf.reduce_sum(values.stack(), 0), lambda: values.concat()

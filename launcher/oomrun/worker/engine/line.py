@@ -32,6 +32,10 @@ class Line:
         """The optimizers that the last step that was begun had got to."""
         return int(self._variable.numpy())
 
+    def count(self) -> tf.Tensor:
+        """The crossings so far, for what in the step must come after them."""
+        return self._variable.read_value()
+
     def begin(self) -> None:
         """Called in a graph or eagerly when a step begins."""
         self._variable.assign(0)

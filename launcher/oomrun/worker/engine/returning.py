@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["Logs", "NotCuttableError", "Returned", "flat", "joined", "specs"]
+__all__ = ["Logs", "NotCuttableError", "Returned", "flat", "in_form", "joined", "specs"]
 
 #: Values that a step returns, by path.
 Logs = dict[str, Any]
@@ -34,7 +34,7 @@ class Returned:
 
     def logs(self, averaged: Container[str]) -> Any:
         """As the step of the whole batch returns it; of ``averaged`` the mean."""
-        return _in_form(
+        return in_form(
             self.form,
             iter(
                 self.mean[name] if name in averaged else value
@@ -68,9 +68,10 @@ def joined(before: Returned | None, logs: Any, share: float | tf.Tensor) -> Retu
     return Returned(last, mean, logs)
 
 
-def _in_form(form: Any, values: Iterator[tf.Tensor]) -> Any:
+def in_form(form: Any, values: Iterator[tf.Tensor]) -> Any:
+    """The values in the nested dictionary that ``form`` is."""
     return {
-        name: _in_form(value, values) if isinstance(value, dict) else next(values)
+        name: in_form(value, values) if isinstance(value, dict) else next(values)
         for name, value in form.items()
     }
 

@@ -1,0 +1,201 @@
+"""One optimizer step over a batch of which each worker of a group does its share.
+
+Every worker is given the whole batch. It adds up the gradients of its own rows, in
+micro-batches and weighted as parts of the whole batch (``cutting.py``); the sums over
+all workers go to each worker's optimizer. So all of them take the same step, that of
+the whole batch, and none has to wait for another before its own gradients are complete:
+one that runs out of memory until then takes its share again with a smaller micro-batch.
+
+What the forward passes have changed is joined, too: metrics hold sums over samples, so
+the changes add up; of layers' statistics (BatchNorm) it is the mean, weighted by
+samples; a count (random state) is the highest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from oomrun.core.strategy import Group
+from oomrun.worker import pool
+from oomrun.worker.engine import cutting, executor, slicing
+from oomrun.worker.engine.applying import Apply
+from oomrun.worker.engine.returning import Returned, flat, in_form
+from oomrun.worker.engine.separability import Separability
+from oomrun.worker.engine.snapshot import mutable_variables
+from oomrun.worker.engine.step import Logs, StepFunction
+
+__all__ = ["SharedStep"]
+
+
+@dataclass(frozen=True)
+class _Share(cutting.Batch):
+    """Rows ``first`` to ``first + share`` of a batch, cut into parts."""
+
+    first: tf.Tensor
+    share: tf.Tensor
+
+    @property
+    def passes(self) -> tf.Tensor:
+        return -(-self.share // self.micro_batch_size)
+
+    def start(self, index: tf.Tensor) -> tf.Tensor:
+        return self.first + index * self.micro_batch_size
+
+    def part(self, index: tf.Tensor) -> Any:
+        start, end = self.start(index), self.first + self.share
+        stop = tf.minimum(start + self.micro_batch_size, end)
+        return slicing.take(self.data, start, stop)
+
+    def whole(self) -> cutting.Batch:
+        return cutting.Batch(self.data, self.micro_batch_size)
+
+
+class SharedStep(StepFunction):
+    """The compiled steps of one model, with one that all workers of a group take.
+
+    ``run`` still is this worker's own, and changes what the others do not see: for
+    trials, which are undone.
+    """
+
+    def __init__(self, model: Any, group: Group) -> None:
+        super().__init__(model)
+        self._group = group
+        self._shared = self._compiled(self._shared_step)
+
+    def run_share(
+        self, data: Any, start: int, share: int, micro_batch_size: int, wish: int
+    ) -> tuple[Logs, int]:
+        """One optimizer step over ``data``, together with all workers.
+
+        Args:
+            data: the whole batch.
+            start: the first row of this worker's share.
+            share: how many rows they are, 0 or more.
+            micro_batch_size: rows a pass, at least 1.
+            wish: told to all workers.
+
+        Returns:
+            The logs that the model's ``train_step`` would return for the whole batch,
+            and the sum of all workers' wishes.
+
+        Raises:
+            tf.errors.ResourceExhaustedError: see ``applying`` and ``snapshot``.
+        """
+        self._at_once = False
+        if self._how_to_cut.suits_order and pool.limit_bytes() is not None:
+            self.run_in_order(whole=False)
+        self._trace("shared", self._shared, *[tf.TensorSpec((), tf.int32)] * 4)
+        logs, wishes = self._shared(
+            data, *[tf.constant(n) for n in (start, share, micro_batch_size, wish)]
+        )
+        return logs, int(wishes)
+
+    def run_in_order(self, *, whole: bool) -> None:
+        """See ``StepFunction``."""
+        before = self._in_order
+        super().run_in_order(whole=whole)
+        if self._in_order and not before:
+            self._shared = self._compiled(self._shared_step)
+            self._traced.discard("shared")
+
+    def _shared_step(
+        self,
+        data: Any,
+        first: tf.Tensor,
+        share: tf.Tensor,
+        micro_batch_size: tf.Tensor,
+        wish: tf.Tensor,
+    ) -> tuple[Logs, tf.Tensor]:
+        self._begin()
+        cut = self._how_to_cut
+        cutter = cutting.Cutter(
+            self._model,
+            self.snapshot,
+            compiled=executor.ordered if self._in_order else self._by_xla,
+            sums=cut.separability is Separability.SUM,
+        )
+        before = [tf.identity(v.value) for v in self._model.metrics_variables]
+        batch = _Share(data, micro_batch_size, first, share)
+        returned = cutter.step(batch, self._apply_sums)
+        weight = tf.cast(share, tf.float64) / tf.cast(batch.samples, tf.float64)
+        # Before the line is crossed nothing may wait for the other workers.
+        with tf.control_dependencies([self._line.count()]):
+            self._join_state(before, weight)
+            names = list(returned.mean)
+            *means, wishes = self._group.sums(
+                [*returned.mean.values(), wish], "oomrun.told"
+            )
+        logs = self._logs(returned, dict(zip(names, means, strict=True)))
+        return logs, wishes
+
+    def _apply_sums(self, call: Apply, gradients: Sequence[Any]) -> None:
+        """Calls the optimizer with the gradients of all workers, behind the line.
+
+        The line comes first: once a worker has given its sums away it cannot take the
+        step again, since the others have gone on.
+        """
+        self._optimizers = max(self._optimizers, call.index + 1)
+        with self._line.after(gradients) as behind:
+            call.really(self._summed(behind, f"oomrun.gradients.{call.index}"))
+
+    def _summed(self, gradients: Sequence[Any], name: str) -> list[Any]:
+        dense = [g for g in gradients if g is not None and _is_dense(g)]
+        sums = iter(self._group.sums(dense, name) if dense else [])
+        found: list[Any] = []
+        for index, gradient in enumerate(gradients):
+            if gradient is None:
+                found.append(None)
+            elif _is_dense(gradient):
+                total = next(sums)
+                total.set_shape(gradient.shape)
+                found.append(total)
+            else:
+                found.append(self._rows(gradient, f"{name}.{index}"))
+        return found
+
+    def _rows(self, gradient: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
+        """A sparse gradient: the rows of all workers; see ``GradientSum``."""
+        values = self._group.joined(gradient.values, f"{name}.values")
+        indices = self._group.joined(gradient.indices, f"{name}.indices")
+        return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+    def _join_state(self, before: Sequence[tf.Tensor], weight: tf.Tensor) -> None:
+        """Makes what the passes have changed the same in all workers."""
+        metrics = list(self._model.metrics_variables)
+        known = {id(variable) for variable in metrics}
+        others = [v for v in mutable_variables(self._model) if id(v) not in known]
+        means = [v for v in others if v.value.dtype.is_floating]
+        changes = [v.value - old for v, old in zip(metrics, before, strict=True)]
+        shares = [v.value * tf.cast(weight, v.value.dtype) for v in means]
+        if changes or shares:
+            sums = self._group.sums([*changes, *shares], "oomrun.state")
+            bases: list[Any] = [*before, *([None] * len(means))]
+            for variable, base, total in zip(
+                [*metrics, *means], bases, sums, strict=True
+            ):
+                variable.assign(total if base is None else base + total)
+        for index, variable in enumerate(others):
+            if variable.value.dtype.is_integer:
+                values = tf.expand_dims(tf.identity(variable.value), 0)
+                values = self._group.joined(values, f"oomrun.counts.{index}")
+                variable.assign(tf.reduce_max(values, 0))
+
+    def _logs(self, returned: Returned, means: Logs) -> Logs:
+        """As the step of the whole batch returns it."""
+        known = flat(self._model.get_metrics_result())
+        logs: Logs = in_form(
+            returned.form,
+            iter(
+                known[name] if name in known else means.get(name, value)
+                for name, value in returned.last.items()
+            ),
+        )
+        return logs
+
+
+def _is_dense(gradient: Any) -> bool:
+    return not isinstance(gradient, tf.IndexedSlices)

@@ -1,0 +1,173 @@
+"""Strategy horovod: several workers train what one would."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import jobs
+import pytest
+
+from oomrun.core import events as ev
+
+# 250 samples: 96, 96 and 58, which is no multiple of anything.
+SCRIPT = """
+import os, sys, time
+import keras, numpy as np
+keras.config.set_floatx("float64")
+keras.utils.set_random_seed(3)
+random = np.random.default_rng(0)
+x = random.normal(size=(250, 24))
+y = np.sin(x @ random.normal(size=(24, 1)))
+model = keras.Sequential([
+    keras.Input((24,)),
+    keras.layers.Dense(64, "tanh", kernel_regularizer="l2"),
+    keras.layers.Dense(1),
+])
+model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(float(os.environ.get("SLOW", "0")))
+history = model.fit(
+    x, y, batch_size=96, epochs=int(sys.argv[1]), verbose=0, callbacks=[Slow()]
+).history
+rank = os.environ.get("OOMRUN_RANK", "0")
+values = [np.asarray(history[name]) for name in ("loss", "mae")]
+np.savez(f"weights-{rank}.npz", *model.get_weights(), *values)
+"""
+
+
+def job(folder: Path, more: str, epochs: int = 3) -> jobs.Job:
+    return jobs.make(folder, SCRIPT, f'args: ["{epochs}"]\n' + more)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What plain Keras comes to."""
+    folder = tmp_path_factory.mktemp("plain")
+    (folder / "train.py").write_text(SCRIPT)
+    jobs.python(folder / "train.py", "3", cwd=folder)
+    return folder / "weights-0.npz"
+
+
+def test_two_workers_train_as_one(tmp_path: Path, plain: Path) -> None:
+    run = job(tmp_path, "strategy: horovod\ndevices: {cpu: 2, memory: 300MiB}\n")
+    assert run.run() == 0, run.everything()
+    weights = [tmp_path / f"weights-{rank}.npz" for rank in range(2)]
+    assert jobs.identical(*weights)
+    assert jobs.distance(weights[0], plain) < 1e-10, run.everything()
+    shares = run.events(ev.SharePlanned)
+    assert {(s.device, s.share) for s in shares} == {("cpu:0", 48), ("cpu:1", 48)}
+
+
+@pytest.mark.slow
+def test_three_workers_in_passes(tmp_path: Path, plain: Path) -> None:
+    more = (
+        "strategy: horovod\ndevices: {cpu: 3, memory: [600MiB, 200MiB, 200MiB]}\n"
+        "batch: {micro: 20}\n"
+    )
+    run = job(tmp_path, more)
+    assert run.run() == 0, run.everything()
+    weights = [tmp_path / f"weights-{rank}.npz" for rank in range(3)]
+    assert jobs.identical(weights[0], weights[1])
+    assert jobs.identical(weights[0], weights[2])
+    assert jobs.distance(weights[0], plain) < 1e-10, run.everything()
+
+
+def test_one_is_killed(tmp_path: Path, plain: Path) -> None:
+    more = (
+        "strategy: horovod\ndevices: {cpu: 2, memory: 300MiB}\n"
+        "checkpoint: {every: 2 steps}\n"
+    )
+    run = job(tmp_path, more)
+    process = run.start(env={"SLOW": "1"})
+    try:
+        run.wait_for(ev.CheckpointSaved)
+        _, second = run.events(ev.AttemptStarted)[0].pids
+        os.kill(second, signal.SIGKILL)
+        assert process.wait(240) == 0, run.everything()
+    finally:
+        process.kill()
+        process.wait()
+    (ended, _) = run.events(ev.AttemptEnded)
+    assert ended.summary == "worker 1: the worker was killed from outside (SIGKILL)"
+    assert jobs.distance(tmp_path / "weights-0.npz", plain) < 1e-10, run.everything()
+    assert jobs.identical(*(tmp_path / f"weights-{rank}.npz" for rank in range(2)))
+    assert jobs.gone(run)
+
+
+# A pass takes about 1 MiB a sample. In the second epoch a neighbour of worker 1 takes
+# all but 24 MiB of its memory.
+LARGE = """
+import os
+import keras, numpy as np, tensorflow as tf
+keras.config.set_floatx("float64")
+keras.utils.set_random_seed(3)
+random = np.random.default_rng(0)
+x = random.normal(size=(250, 24))
+y = np.sin(x @ random.normal(size=(24, 1)))
+model = keras.Sequential([
+    keras.Input((24,)),
+    keras.layers.Dense(16),
+    keras.layers.RepeatVector(2048),
+    keras.layers.Activation("tanh"),
+    keras.layers.Activation("sigmoid"),
+    keras.layers.Activation("tanh"),
+    keras.layers.GlobalAveragePooling1D(),
+    keras.layers.Dense(1),
+])
+model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+rank = os.environ.get("OOMRUN_RANK", "0")
+class Neighbour(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1 and rank == "1":
+            used = tf.config.experimental.get_memory_info("CPU:0")["current"]
+            self.taken = tf.zeros([((40 - 24) * 2**20 - used) // 8], tf.float64)
+history = model.fit(
+    x, y, batch_size=96, epochs=2, verbose=0, callbacks=[Neighbour()]
+).history
+values = [np.asarray(history[name]) for name in ("loss", "mae")]
+np.savez(f"weights-{rank}.npz", *model.get_weights(), *values)
+"""
+
+
+def test_each_takes_what_fits_and_goes_on_where_less_does(tmp_path: Path) -> None:
+    more = "strategy: horovod\ndevices: {cpu: 2, memory: [600MiB, 40MiB]}\n"
+    run = jobs.make(tmp_path, LARGE, more)
+    assert run.run() == 0, run.everything()
+    (oom,) = run.events(ev.OomOccurred)
+    assert (oom.rank, oom.device, oom.recovery) == (1, "cpu:1", "in_process")
+    assert len(run.events(ev.AttemptStarted)) == 1
+    of: dict[str, list[tuple[int, int]]] = {"cpu:0": [], "cpu:1": []}
+    for planned in run.events(ev.SharePlanned):
+        of[planned.device].append((planned.share, planned.micro_batch_size))
+    ((first, first_pass),) = of["cpu:0"]
+    (second, second_pass), (after, pass_after) = of["cpu:1"]
+    assert first + second == 96
+    assert (first_pass, second_pass) == (first, second)
+    assert second < 48 < first
+    # Only the device that had less got other passes, and kept its share.
+    assert (after, pass_after) == (second, second // 2)
+    (plain := tmp_path / "plain").mkdir()
+    jobs.python(tmp_path / "train.py", cwd=plain)
+    weights = [tmp_path / f"weights-{rank}.npz" for rank in range(2)]
+    assert jobs.identical(*weights)
+    assert jobs.distance(weights[0], plain / "weights-0.npz") < 1e-10
+
+
+def test_it_is_stopped_and_goes_on(tmp_path: Path, plain: Path) -> None:
+    more = "strategy: horovod\ndevices: {cpu: 2, memory: 300MiB}\n"
+    run = job(tmp_path, more)
+    process = run.start(env={"SLOW": "1"})
+    try:
+        run.wait_for(ev.Progressed)
+        process.terminate()
+        assert process.wait(120) == 75, run.everything()
+    finally:
+        process.kill()
+        process.wait()
+    (ended,) = run.events(ev.AttemptEnded)
+    assert ended.summary == "worker 0: stopped on request, with a checkpoint"
+    assert run.run() == 0, run.everything()
+    assert jobs.distance(tmp_path / "weights-0.npz", plain) < 1e-10, run.everything()
