@@ -57,7 +57,7 @@ def test_any_log_gets_a_verdict(
     assert 0 <= found.confidence <= 1
     assert set(found.levers) <= set(LEVERS)
     assert found.is_oom or found.kind in (
-        "not_oom", "unknown", "disk", "grpc", "protobuf_limit", "host_allocator"
+        "not_oom", "disk", "grpc", "protobuf_limit", "host_allocator"
     )  # fmt: skip
 
 

@@ -62,7 +62,7 @@ class Verdict:
 
     Attributes:
         is_oom: device or host memory (/dev/shm included) ran out, and that ended it.
-        kind: which memory or limit, ``not_oom`` or ``unknown``.
+        kind: which memory or limit, or ``not_oom``.
         cause: as the supervisor names causes; None where nothing tells.
         phase: of the training, where the text tells.
         confidence: from 0 to 1.
