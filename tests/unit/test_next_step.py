@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from oomrun.core.memory import MemoryModel
@@ -67,6 +69,22 @@ def test_a_graph_that_was_wrong_is_not_believed_again() -> None:
     found = step(known, trials_left=2, failed=817)
     assert isinstance(found, Try)
     assert found.size < 800
+
+
+def test_what_should_be_spared_is_not_bought_with_tiny_passes() -> None:
+    """A depthwise network's peak: most of it does not hang on the micro-batch."""
+    ran = {123: 102, 61: 99}
+    known = MemoryModel(state_bytes=24, measured=ran, static={1024: 60}, in_order=True)
+    found = step(known, trials_left=1, budget_bytes=101, spare_bytes=8)
+    assert isinstance(found, Settled)
+    assert found.size >= 61
+    one = replace(known, measured={123: 102})
+    smaller = step(one, trials_left=2, budget_bytes=101, spare_bytes=8)
+    assert smaller == Try(size=61)
+    fitting = replace(known, measured={123: 102, 61: 90})
+    found = step(fitting, trials_left=0, budget_bytes=101, spare_bytes=8)
+    assert isinstance(found, Settled)
+    assert 61 <= found.size < 90
 
 
 def test_where_the_pool_was_full_it_goes_no_further_and_keeps_a_margin() -> None:

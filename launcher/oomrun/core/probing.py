@@ -40,6 +40,7 @@ class Asked:
         samples: rows of the batch.
         at_most: the user's own upper bound, or ``samples``.
         budget_bytes: what the peak must not exceed.
+        spare_bytes: what should be left of that, if it can be had for little.
         trials_left: how many sizes may still be tried.
         failed: the smallest size that ran out of memory; None while none did.
         remembered: whether the sizes that ran are those of an earlier training.
@@ -50,6 +51,7 @@ class Asked:
     samples: int
     at_most: int
     budget_bytes: int
+    spare_bytes: int = 0
     trials_left: int
     failed: int | None = None
     remembered: bool = False
@@ -97,6 +99,7 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
         most = min(most, asked.failed - 1)
     if most < 1:
         return NothingFits(reason="even one sample at a time ran out of memory")
+    asked = _with_spare(known, most, asked)
     ran = _largest_that_ran(known, most, asked.budget_bytes)
     wanted = known.largest_within(asked.budget_bytes, most)
     if wanted == 0 and ran == 0:
@@ -132,6 +135,19 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
     if (proven and wanted < largest) or asked.trials_left <= 0:
         return _settled(known, wanted if wanted < largest or not ran else ran, asked)
     return Try(size=wanted)
+
+
+def _with_spare(known: MemoryModel, most: int, asked: Asked) -> Asked:
+    """``asked`` with its spare bytes taken off the budget.
+
+    Not once two sizes ran of which neither leaves as much: a peak that hardly hangs on
+    the micro-batch would otherwise be met with ever smaller ones.
+    """
+    less = max(1, asked.budget_bytes - asked.spare_bytes)
+    ran = sum(size <= most for size in known.measured)
+    if ran >= 2 and not _largest_that_ran(known, most, less):
+        less = asked.budget_bytes
+    return replace(asked, budget_bytes=less, spare_bytes=0)
 
 
 def _largest_that_ran(known: MemoryModel, most: int, budget: int) -> int:

@@ -146,7 +146,8 @@ class Prober:
             asked = probing.Asked(
                 samples=samples,
                 at_most=sizes.size(samples),
-                budget_bytes=max(1, sizes.budget_bytes - batch_bytes),
+                budget_bytes=sizes.budget_bytes,
+                spare_bytes=batch_bytes,
                 trials_left=trials,
                 failed=sizes.failed,
                 remembered=remembered,
@@ -175,7 +176,7 @@ class Prober:
                 )
             trials -= 1
             likely = known.predict(samples)
-            perhaps = likely is not None and likely.bytes <= asked.budget_bytes
+            perhaps = likely is not None and likely.bytes <= sizes.budget_bytes
             if perhaps and size < samples and not sizes.measured:
                 # A small batch, taken whole, says what a part of that size will need,
                 # and whether there will have to be parts at all.
