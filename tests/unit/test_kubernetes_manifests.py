@@ -173,6 +173,16 @@ def test_metrics_can_be_left_out() -> None:
     assert jobs.container_of(ported)["ports"][0]["containerPort"] == 8001
 
 
+def test_metrics_over_tls_are_asked_for_so() -> None:
+    tls = "metrics: {tls: {certificate: a.pem, key: b.pem}}"
+    for more, scheme in (("", None), (tls, "https")):
+        made = jobs.rendered(jobs.FULL, more=more)
+        (endpoint,) = made["PodMonitor"]["spec"]["podMetricsEndpoints"]
+        assert endpoint.get("scheme") == scheme
+        template = made["Job"]["spec"]["template"]
+        assert template["metadata"]["annotations"].get("prometheus.io/scheme") == scheme
+
+
 def test_what_the_kubelet_fills_in_stays_as_it_was() -> None:
     overrides = ("args=[$(HOME), $$x, $]",)
     command = jobs.container_of(jobs.rendered(overrides=overrides))["command"]

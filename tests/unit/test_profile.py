@@ -185,5 +185,12 @@ def test_variables_that_decide_memory_are_told_from_those_that_do_not() -> None:
         "HOME": "/home/x",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_CPU_BFC_MEM_LIMIT_IN_MB": "160",
+        # Terraform's, which begin as TensorFlow's do; and anybody's secret.
+        "TF_CLI_CONFIG_FILE": "/home/x/.terraformrc",
+        "TF_TOKEN_app_example_com": "hidden",
+        "TF_VAR_db_password": "hidden",
+        "KERAS_API_KEY": "hidden",
+        "NVIDIA_API_KEY": "hidden",
+        "TF_SERVICE_CREDENTIALS": "hidden",
     }
     assert relevant_variables({**others, **deciding}) == deciding

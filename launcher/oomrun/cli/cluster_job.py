@@ -166,6 +166,12 @@ def describe_need(submission: Submission) -> Sequence[str]:
         notes.append(
             "there is no kubernetes.volume: a pod that is replaced begins from nothing"
         )
+    metrics = submission.spec.metrics
+    if section.pod_monitor and (metrics.token or metrics.basic_auth or metrics.tls):
+        notes.append(
+            "the PodMonitor knows neither the metrics' token or password nor who "
+            "signed their certificate: add its authorization, basicAuth or tlsConfig"
+        )
     if need is not None:
         whole = format_bytes(need.whole_bytes) if need.whole_bytes else "no GPU"
         notes.append(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -225,6 +226,11 @@ _WITHOUT_EFFECT = frozenset(
         "TF_CPP_VMODULE", "TF_CPU_BFC_MEM_LIMIT_IN_MB",
     }
 )  # fmt: skip
+# Terraform's, whose prefix is TensorFlow's; and what may be secret, whoever reads it:
+# the key is in the journal. No setting that decides over memory is called so.
+_NEVER = re.compile(
+    r"^TF_(VAR|CLI|TOKEN|REGISTRY|PLUGIN)_|TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY"
+)
 
 
 def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -238,4 +244,5 @@ def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(environment.items())
         if (name.startswith(_PREFIXES) or name in _NAMES)
         and name not in _WITHOUT_EFFECT
+        and not _NEVER.search(name)
     }

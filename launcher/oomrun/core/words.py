@@ -134,9 +134,11 @@ def level(event: ev.Event) -> str:
 def _leak(event: ev.LeakFound) -> str:
     text = (
         f"memory leak: {units.format_bytes(event.grown_bytes)} more are in use on "
-        f"{event.device} between steps than when the fit began, "
-        f"{units.format_bytes(int(event.bytes_per_step))} a step; "
+        f"{event.device} between steps than when the fit began"
     )
+    if event.bytes_per_step:  # else memory ran out before the rate was known
+        text += f", {units.format_bytes(int(event.bytes_per_step))} a step"
+    text += "; "
     if event.steps_left:
         text += f"it would run out in about {event.steps_left} steps, so "
     return text + "the worker saves and is started again"

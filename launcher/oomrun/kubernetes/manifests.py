@@ -131,8 +131,11 @@ def _network_policy(submission: Submission) -> Manifest:
 def _pod_monitor(submission: Submission, labels: dict[str, str]) -> Manifest:
     made = _object("monitoring.coreos.com/v1", "PodMonitor", submission)
     made["metadata"]["labels"] = {**labels, **made["metadata"]["labels"]}
+    endpoint = {"port": pod.METRICS, "interval": "15s"}
+    if submission.spec.metrics.tls:
+        endpoint["scheme"] = "https"
     made["spec"] = {
         "selector": {"matchLabels": submission.selector},
-        "podMetricsEndpoints": [{"port": pod.METRICS, "interval": "15s"}],
+        "podMetricsEndpoints": [endpoint],
     }
     return made

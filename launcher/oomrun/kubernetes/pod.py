@@ -38,6 +38,8 @@ def template(submission: Submission) -> dict[str, Any]:
             "prometheus.io/scrape": "true",
             "prometheus.io/port": str(submission.metrics_port),
         }
+        if submission.spec.metrics.tls:
+            annotations["prometheus.io/scheme"] = "https"
     metadata: dict[str, Any] = {"labels": dict(submission.labels)}
     if annotations:
         metadata["annotations"] = annotations
