@@ -10,6 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from oomrun.core.checkpoint_events import (
+    CheckpointFailed,
+    CheckpointRejected,
+    CheckpointSaved,
+    Restored,
+)
+from oomrun.core.event import DeviceMemory, Event
+
 __all__ = [
     "AttemptEnded", "AttemptStarted", "CheckpointFailed", "CheckpointRejected",
     "CheckpointSaved", "DecisionMade", "DeviceMemory", "Event", "FitEnded",
@@ -18,24 +26,6 @@ __all__ = [
     "RunResumed", "RunStarted", "ScriptEnded", "SharePlanned", "StateMeasured",
     "Unknown", "WorkerReady",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemory:
-    """Memory of one device, in bytes; None where it could not be read."""
-
-    device: str
-    in_use_bytes: int | None = None
-    peak_bytes: int | None = None
-    limit_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """Something that happened. ``at`` is in seconds since the epoch."""
-
-    type: ClassVar[str] = ""
-    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,55 +259,6 @@ class MicroBatchChanged(Event):
     new: int
     phase: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSaved(Event):
-    """A checkpoint is complete on disk; ``name`` is its folder."""
-
-    type: ClassVar[str] = "checkpoint_saved"
-    attempt: int
-    name: str
-    step: int
-    samples: int
-    epoch: int
-    size_bytes: int
-    duration_s: float
-    blocked_s: float
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFailed(Event):
-    """A checkpoint could not be written; training goes on with the last good one."""
-
-    type: ClassVar[str] = "checkpoint_failed"
-    attempt: int
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRejected(Event):
-    """A checkpoint on disk was torn or altered and is not used."""
-
-    type: ClassVar[str] = "checkpoint_rejected"
-    attempt: int
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored(Event):
-    """Training goes on from a checkpoint (or from the start: ``name`` is empty)."""
-
-    type: ClassVar[str] = "restored"
-    attempt: int
-    name: str
-    fit: int
-    step: int
-    samples: int
-    lost_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
