@@ -133,10 +133,7 @@ class Progressed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseChanged(Event):
-    """The worker turned to ``phase``, one of the states of a running job.
-
-    ``memory`` holds the peaks of the phase before.
-    """
+    """The worker turned to ``phase``, a job's state; ``memory`` is of that before."""
 
     type: ClassVar[str] = "phase_changed"
     attempt: int
@@ -359,10 +356,7 @@ class ScriptEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded(Event):
-    """All workers of an attempt are gone; ``cause`` is a ``diagnosis.Cause``.
-
-    ``rank`` is the worker that failed first, whose end this is.
-    """
+    """All workers are gone: ``rank`` failed first, of a ``diagnosis.Cause``."""
 
     type: ClassVar[str] = "attempt_ended"
     attempt: int
