@@ -63,6 +63,29 @@ checkpoint:
 metrics:
   listen: none
 """,
+    """\
+name: on-a-cluster
+script: train.py
+kubernetes:
+  image: registry.local:5000/team/train:1
+  namespace: team-a
+  gpu_resource: nvidia.com/mig-3g.40gb
+  gpu_memory: 24GiB
+  cpu: 500m
+  memory: 32Gi
+  shm: 2GiB
+  volume: {size: 100GiB, storage_class: fast, access: ReadWriteMany}
+  mounts: {/data: datasets}
+  files: [model.py, data/words.txt]
+  secrets: [wandb]
+  node_selector: {nvidia.com/gpu.product: H100}
+  tolerations: [dedicated=training:NoSchedule, spot]
+  labels: {team: vision}
+  annotations: {sidecar.istio.io/inject: "false"}
+  grace: 10min
+  deadline: 3d
+  pod_monitor: {release: prometheus}
+""",
     '{"name": "json", "script": "a/b.py", "devices": [0], "memory": {"limit": "90%"}}',
 )
 

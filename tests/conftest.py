@@ -19,6 +19,7 @@ settings.load_profile("any machine")
 _TOGETHER = (
     "tests/engine/test_compatibility.py",
     "tests/unit/test_device_modes.py",
+    "tests/unit/test_monitoring_history.py",
     "tests/unit/test_packaging.py",
 )
 

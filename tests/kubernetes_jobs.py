@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
+
+import kubernetes_validate
+import pytest
+from kubernetes_validate import utils as schema_reader
 
 from oomrun.core import jobfile
 from oomrun.kubernetes.manifests import manifests
@@ -44,6 +49,17 @@ kubernetes:
   ttl: 1h
   pod_monitor: {release: prometheus}
 """
+
+
+def check_schema(manifest: dict[str, Any], version: str) -> None:
+    """Raises ValidationError unless the object is strictly what the version has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema_reader, "schema_contents", _schema_contents)
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+# The package reads megabytes of JSON for every object.
+_schema_contents = functools.lru_cache(maxsize=12)(schema_reader.schema_contents)
 
 
 def submission(

@@ -33,13 +33,18 @@ def main() -> int:
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "live.svg"
     with tempfile.TemporaryDirectory() as folder:
         picture = capture(folder)
+    write(picture, target, COLUMNS, "oomrun job.yaml")
+    return 0
+
+
+def write(picture: Text, target: Path, columns: int, title: str) -> None:
+    """Writes the picture as SVG."""
     with open(os.devnull, "w") as nowhere:
-        console = Console(width=COLUMNS, record=True, file=nowhere)
+        console = Console(width=columns, record=True, file=nowhere)
         console.print(picture)
-        drawing = console.export_svg(title="oomrun job.yaml")
+        drawing = console.export_svg(title=title)
     # Its fonts would be fetched from another host; any monospaced one will do.
     target.write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawing, flags=re.DOTALL))
-    return 0
 
 
 def capture(folder: str) -> Text:
@@ -73,11 +78,12 @@ def capture(folder: str) -> Text:
 def drawn(screen: Any) -> Text:
     """The screen with its colours, as one text."""
     lines = []
-    for row in range(ROWS):
+    for row in range(screen.lines):
         line = Text()
-        for column in range(COLUMNS):
+        for column in range(screen.columns):
             cell = screen.buffer[row][column]
-            words = ["bold" if cell.bold else "", COLOURS.get(cell.fg, cell.fg)]
+            words = ["bold" if cell.bold else "", "reverse" if cell.reverse else ""]
+            words += [COLOURS.get(cell.fg, cell.fg)]
             line.append(cell.data, " ".join(filter(None, words)))
         line.rstrip()
         lines.append(line)

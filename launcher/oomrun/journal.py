@@ -18,7 +18,7 @@ from oomrun.core import event_json
 from oomrun.core import events as ev
 from oomrun.core.errors import JournalError
 
-__all__ = ["Journal", "read"]
+__all__ = ["Follower", "Journal", "read"]
 
 
 class Journal:
@@ -124,6 +124,41 @@ def read(path: Path) -> list[ev.Event]:
     except OSError as error:
         raise _unreadable(path, error) from None
     return _parse(path, content)[0]
+
+
+class Follower:
+    """Reads a journal as it grows, each line once; for those who watch a run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: tuple[int, int] | None = None
+        self._offset = 0
+
+    def news(self) -> tuple[list[ev.Event], bool]:
+        """The events since the last call, and whether they are another run's.
+
+        Another run's are those of a journal that was put in the place of the old one
+        (``--fresh``): all of its events are new then.
+
+        Raises:
+            JournalError: the file cannot be read, or a line is damaged.
+        """
+        try:
+            with self._path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                identity = (status.st_dev, status.st_ino)
+                another = identity != self._file or status.st_size < self._offset
+                if another:
+                    self._file, self._offset = identity, 0
+                file.seek(self._offset)
+                content = file.read()
+        except FileNotFoundError:
+            return [], False
+        except OSError as error:
+            raise _unreadable(self._path, error) from None
+        found, whole = _parse(self._path, content)
+        self._offset += whole
+        return found, another
 
 
 def _parse(path: Path, content: bytes) -> tuple[list[ev.Event], int]:

@@ -252,7 +252,7 @@ def _start_worker(
 ) -> Worker:
     folder = job.run_dir.attempt(attempt)
     env = worker_environment(
-        job.environment,
+        _given(job),
         dict(job.spec.env),
         plan,
         run_id=state.run_id,
@@ -287,13 +287,19 @@ def _start_command(job: Job, launch: Launch) -> Worker:
     own = {name: command.fill(text, known) for name, text in job.spec.env}
     told = command.variables(plan, launch.attempt, launch.checkpoint_dir)
     env = command_environment(
-        job.environment,
+        _given(job),
         {**own, **told},
         plan,
         run_id=launch.run_id,
         launch_file=folder.launch().absolute(),
     )
     return Worker(_guard_argv(), env, folder.log().absolute(), job.cwd)
+
+
+def _given(job: Job) -> dict[str, str]:
+    """Our environment, less the secrets that are for the metrics alone."""
+    hidden = job.spec.metrics.secret_variables
+    return {key: job.environment[key] for key in job.environment if key not in hidden}
 
 
 def _guard_argv() -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from oomrun.core import status
 from oomrun.core.errors import PlatformError
 
 __all__ = ["AttemptDir", "RunDir", "set_aside", "write_atomically"]
@@ -78,6 +79,10 @@ class RunDir:
     def attempt(self, number: int) -> AttemptDir:
         """The folder of attempt ``number``, from 1."""
         return AttemptDir(self.attempts / f"{number:04d}")
+
+    def oom_report(self, attempt: int, number: int) -> Path:
+        """The report of the run's ``number``-th exhaustion, in ``attempt``."""
+        return self.path / status.oom_report_path(attempt, number)
 
     def create(self) -> None:
         """Makes the folder.

@@ -35,6 +35,7 @@ from oomrun.devices import host
 from oomrun.environment import check_backend
 from oomrun.journal import Journal
 from oomrun.launching import Job, checkpoint_dir, end, policy_limits, start_workers
+from oomrun.oom_reports import OomReports
 from oomrun.processes import sweep
 from oomrun.profiles import Profiles, folder_of
 from oomrun.ranks import Rendezvous
@@ -95,9 +96,11 @@ def supervise(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_held(job))
         journal = stack.enter_context(Journal(job.run_dir.journal))
+        reports = OomReports(job.run_dir, journal.events)
         recorder = Recorder(
             journal,
-            observers,
+            # First, so that a line about an exhaustion names a file that is there.
+            (reports, *observers),
             on_journaled=on_journaled,
             progress_every_s=job.timing.progress_every_s,
         )

@@ -5,19 +5,19 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import certificates
+from prometheus_server import Prometheus, wait_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,10 +26,21 @@ pytestmark = pytest.mark.skipif(
     reason="prometheus is not installed (apt-get install prometheus)",
 )
 
+TOKEN = "a-token-for-this-test-alone"
 CONFIG = """
 global: {{scrape_interval: 250ms, scrape_timeout: 250ms}}
 scrape_configs:
   - job_name: oomrun
+    scheme: https
+    tls_config: {{ca_file: ca.pem}}
+    authorization: {{credentials_file: token}}
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+  - job_name: without a token
+    scheme: https
+    tls_config: {{ca_file: ca.pem}}
+    static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+  - job_name: without tls
+    authorization: {{credentials_file: token}}
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
 """
 
@@ -39,7 +50,11 @@ script: {script}
 args: ["--epochs", "4", "--size", "64", "--output", "weights.npz"]
 devices: {{cpu: 1, memory: [150MiB]}}
 memory: {{probe: never}}
-metrics: {{listen: "127.0.0.1:{port}"}}
+metrics:
+  listen: "127.0.0.1:{port}"
+  tls: {{certificate: server.pem, key: server.key}}
+  token: {{env: METRICS_TOKEN}}
+  textfile: node.prom
 """
 
 
@@ -51,73 +66,6 @@ def free_port() -> int:
         return port
 
 
-class Prometheus:
-    """A Prometheus server that scrapes one target."""
-
-    def __init__(self, folder: Path, target_port: int) -> None:
-        self._port = free_port()
-        config = folder / "prometheus.yml"
-        config.write_text(CONFIG.format(port=target_port))
-        with (folder / "prometheus.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [
-                    "prometheus",
-                    f"--config.file={config}",
-                    f"--storage.tsdb.path={folder / 'data'}",
-                    f"--web.listen-address=127.0.0.1:{self._port}",
-                ],
-                stdout=log,
-                stderr=log,
-            )
-        wait_for(self._is_ready, "prometheus to be ready", 60)
-
-    def _is_ready(self) -> bool:
-        try:
-            url = f"http://127.0.0.1:{self._port}/-/ready"
-            with urllib.request.urlopen(url, timeout=5) as reply:
-                return bool(reply.status == 200)
-        except OSError:
-            return False
-
-    def query(self, expression: str) -> dict[tuple[str, ...], float]:
-        """Values by the values of their labels, without those a scrape adds."""
-        query = urllib.parse.urlencode({"query": expression})
-        url = f"http://127.0.0.1:{self._port}/api/v1/query?{query}"
-        with urllib.request.urlopen(url, timeout=30) as reply:
-            result = json.load(reply)["data"]["result"]
-        added = ("__name__", "instance", "job", "run")
-        return {
-            tuple(
-                v for k, v in sorted(item["metric"].items()) if k not in added
-            ): float(item["value"][1])
-            for item in result
-        }
-
-    def one(self, expression: str) -> float | None:
-        """The only value of ``expression``, None while there is none."""
-        values = list(self.query(expression).values())
-        assert len(values) <= 1, values
-        return values[0] if values else None
-
-    def last(self, metric: str) -> float | None:
-        """The last value scraped, although the target is gone."""
-        return self.one(f"last_over_time({metric}[15m])")
-
-    def close(self) -> None:
-        """Ends it."""
-        self._process.terminate()
-        self._process.wait(30)
-
-
-def wait_for(condition: Any, what: str, timeout_s: float) -> None:
-    """Waits until ``condition()`` holds."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"waited {timeout_s} s in vain for {what}")
-        time.sleep(0.1)
-
-
 @pytest.fixture
 def port() -> int:
     return free_port()
@@ -125,7 +73,9 @@ def port() -> int:
 
 @pytest.fixture
 def prometheus(tmp_path: Path, port: int) -> Iterator[Prometheus]:
-    server = Prometheus(tmp_path, port)
+    certificates.make(tmp_path)
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    server = Prometheus(tmp_path, CONFIG.format(port=port))
     yield server
     server.close()
 
@@ -143,12 +93,22 @@ def run(tmp_path: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+            "METRICS_TOKEN": TOKEN,
+        },
     )
     yield process
     if process.poll() is None:
         process.terminate()
         process.wait(60)
+
+
+def refused(prometheus: Prometheus, job: str, why: str) -> bool:
+    """Whether the last scrape of ``job`` failed so."""
+    (target,) = (t for t in prometheus.targets() if t["labels"]["job"] == job)
+    return target["health"] == "down" and bool(re.search(why, target["lastError"]))
 
 
 def journal(folder: Path) -> list[dict[str, Any]]:
@@ -179,11 +139,21 @@ def test_what_prometheus_knows_is_what_the_journal_says(
     prometheus: Prometheus, run: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     wait_for(lambda: prometheus.one("up == 1"), "the endpoint", 60)
+    refusals = {
+        "without a token": "server returned HTTP status 401 Unauthorized",
+        "without tls": "EOF|connection reset|400",
+    }
+    for name, why in refusals.items():
+        wait_for(lambda: refused(prometheus, name, why), f"{name}: {why}", 60)  # noqa: B023
     wait_for(
         lambda: prometheus.one('oomrun_run_state{oomrun_run_state="training"} == 1'),
         "the run to train",
         180,
     )
+    started = of_type(journal(tmp_path), "attempt_started")[-1]
+    environment = Path(f"/proc/{started['pids'][0]}/environ").read_bytes()
+    assert b"OOMRUN_" in environment
+    assert TOKEN.encode() not in environment
     assert prometheus.one("sum(oomrun_build_info)") == 1
     assert prometheus.one("oomrun_workers_alive") == 1
     limit = prometheus.one("oomrun_device_memory_limit_bytes")
@@ -240,3 +210,17 @@ def test_what_prometheus_knows_is_what_the_journal_says(
     )
     completed = 'oomrun_run_state{oomrun_run_state="completed"}'
     assert prometheus.last(completed) == 1
+
+    assert prometheus.query('count_over_time(up{job!="oomrun"}[15m]) > 0')
+    assert not prometheus.query('up{job!="oomrun"} == 1')
+    written = (tmp_path / "node.prom").read_text()
+    assert 'oomrun_run_state="completed",run="watched"} 1.0' in written
+    check = subprocess.run(
+        ["promtool", "check", "metrics"], input=written, text=True, capture_output=True
+    )
+    assert (check.returncode, check.stdout + check.stderr) == (0, "")
+    # The token is nowhere but where it was put: no log, no journal, no worker has it.
+    everything = [p for p in tmp_path.rglob("*") if p.is_file() and p.name != "token"]
+    assert any(path.name == "journal.jsonl" for path in everything)
+    assert not [p for p in everything if TOKEN.encode() in p.read_bytes()]
+    assert TOKEN.encode() not in out + err

@@ -79,6 +79,16 @@ def test_training_and_validation_each_shrink_their_own_passes(tmp_path: Path) ->
     status = job.status()
     assert (status["attempts"], status["state"]) == (1, "completed")
     assert status["global_batch_size"] == 256
+    # Pitfall 52: each exhaustion is kept for a person, and named where it is told.
+    names = [f"attempts/0001/oom-{n + 1}.txt" for n in range(len(ooms))]
+    assert all(f"(see {name})" in job.said() for name in names)
+    assert status["oom_report"] == names[-1]
+    report = (job.run_dir.path / names[0]).read_text()
+    assert "asked for  64MiB: shape [256, 64, 64, 8] of double" in report
+    assert "script     train.py:" in report
+    assert "limit    240MiB" in report
+    assert "micro-batch 256 -> 128 x 2 (global 256)" in report
+    assert "{micro: {max: 128}}" in report
     assert (status["step"], status["samples"]) == (10, 2560)
     jobs.python(job.folder / "train.py", cwd=tmp_path)
     # The history too: losses and metrics of training and validation.
@@ -113,6 +123,8 @@ def test_without_recovery_in_process_a_restart_loses_no_step(tmp_path: Path) -> 
     decision = job.events(ev.DecisionMade)[0]
     assert (decision.action, decision.micro_batch_size) == ("restart", 128)
     assert "256 -> 128" in decision.reason
+    report = job.run_dir.oom_report(1, 1).read_text()
+    assert f"restart: {decision.reason}" in report
     status = job.status()
     assert status["restarts"] == {
         "oom": 1,

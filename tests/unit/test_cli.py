@@ -77,6 +77,7 @@ def test_a_command_s_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_each_command_has_a_function(name: str) -> None:
     words = {
         "JOB": ["a.yaml"], "RUN_DIR": ["d"], "SCRIPT": ["t.py"], "SHELL": ["zsh"],
+        "export": ["export"],
         "MANIFEST": ["m.yaml"],
     }  # fmt: skip
     arguments = words.get(COMMANDS[name].arguments, [])

@@ -44,6 +44,35 @@ CASES = [
         Cause.FINISHED,
     ),
     ("sys.exit(2)", Evidence(script=script("exited", exit_code=2)), Cause.CRASH),
+    (
+        "a full disk",
+        Evidence(
+            script=script(
+                exception="OSError", message="[Errno 28] No space left on device"
+            )
+        ),
+        Cause.DISK_FULL,
+    ),
+    (
+        "a graph above 2 GB",
+        Evidence(
+            script=script(
+                exception="ValueError",
+                message="GraphDef cannot be larger than 2GB.",
+            )
+        ),
+        Cause.GRAPH_LIMIT,
+    ),
+    (
+        "a command with a full /dev/shm",
+        Evidence(
+            exit_code=1,
+            command=True,
+            log_tail="RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus "
+            "error. It is possible that dataloader's workers are out of shared memory.",
+        ),
+        Cause.SHM_FULL,
+    ),
     ("an exception", Evidence(script=script(exception="ValueError")), Cause.CRASH),
     ("stopped", Evidence(script=script("stopped", exit_code=0)), Cause.PREEMPTION),
     ("stopped, no report", Evidence(signal=15, stop_requested=True), Cause.PREEMPTION),

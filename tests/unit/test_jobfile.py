@@ -781,12 +781,6 @@ def test_command_goes_without_args() -> None:
             "3:19: checkpoint.dir",
             "a checkpoint folder at gs://",
         ),
-        ("metrics: {textfile: x}", "3:11: metrics.textfile", "metrics.textfile"),
-        (
-            "metrics: {pushgateway: 'http://x:1'}",
-            "3:11: metrics.pushgateway",
-            "metrics.pushgateway",
-        ),
         (
             "kubernetes: {image: x, gpus: 2}",
             "3:30: kubernetes.gpus",

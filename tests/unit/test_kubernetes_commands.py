@@ -15,6 +15,14 @@ import yaml
 
 import kubernetes_jobs as jobs
 from oomrun.cli import main
+from oomrun.core import events as ev
+from oomrun.core import jobfile
+from oomrun.core.spec import mathematics
+from oomrun.core.units import format_bytes
+from oomrun.journal import Journal
+from oomrun.kubernetes.gpu_memory import gpu_need
+from oomrun.rundir import RunDir
+from scenarios import state_measured
 
 K8S = Path(__file__).parents[2] / "k8s"
 SECTION = "kubernetes: {image: x, volume: {size: 1GiB}, gpu_memory: any}"
@@ -182,6 +190,45 @@ def test_the_committed_base_is_the_generated_one(folder: Path) -> None:
     made = {path.name: path.read_text() for path in (folder / "base").iterdir()}
     kept = {path.name: path.read_text() for path in (K8S / "base").iterdir()}
     assert made == kept, "run: python k8s/generate.py"
+
+
+def test_a_run_here_says_how_large_the_gpu_must_be(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = "env: {A: '${A:-b}'}\n"
+    path = jobs.write_job(folder, more + SECTION.replace("any", "auto"))
+    assert main(["render", "job.yaml"]) == 0
+    said = capsys.readouterr()
+    assert "so any GPU is taken" in said.err
+    assert "affinity" not in said.out
+    spec = jobfile.load(path.read_text(), filename="x", environment={})
+    run = RunDir(folder / "runs/digits")
+    run.create()
+    with Journal(run.journal) as journal:
+        journal.append(
+            ev.RunStarted(
+                at=0.0, run_id="r", name="digits", version="0", seed=1,
+                mathematics=mathematics(spec),
+            )
+        )  # fmt: skip
+        journal.append(ev.AttemptStarted(at=0.0, attempt=1, plan={}))
+        journal.append(state_measured())
+    assert main(["render", "job.yaml", "--json"]) == 0
+    said = capsys.readouterr()
+    need = gpu_need(spec, state_measured())
+    assert need is not None
+    assert f"GPUs with {format_bytes(need.least_bytes)} are asked for" in said.err
+    objects = {each["kind"]: each for each in json.loads(said.out)["items"]}
+    affinity = jobs.pod_of(objects)["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    values = term["matchExpressions"][0]["values"]
+    assert values == [str(need.least_bytes // 2**20 - 1)]
+    # Another job's run says nothing of this one.
+    again = ["--set", "env.A=c"]
+    assert main(["render", "job.yaml", *again]) == 0
+    assert "so any GPU is taken" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kubernetes_validate import utils as schema_reader
 
 import kubernetes_jobs as jobs
 from oomrun.core import jobfile
@@ -38,15 +35,6 @@ SECTIONS = {
 NEED = GpuNeed(least_bytes=3 * 2**30 + 1, whole_bytes=20 * 2**30)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def schemas_are_read_once() -> Iterator[None]:
-    """The package reads megabytes of JSON for every object."""
-    with pytest.MonkeyPatch.context() as patch:
-        cached = functools.lru_cache(maxsize=12)(schema_reader.schema_contents)
-        patch.setattr(schema_reader, "schema_contents", cached)
-        yield
-
-
 def config(path: Path) -> Submission:
     """A job of ours, sent to a cluster."""
     text = path.read_text() + "kubernetes: {image: x, volume: {size: 1GiB}}\n"
@@ -60,7 +48,7 @@ def config(path: Path) -> Submission:
 def valid(made: list[dict[str, Any]], version: str) -> None:
     for manifest in made:
         if manifest["kind"] != "PodMonitor":  # not of Kubernetes itself
-            kubernetes_validate.validate(manifest, version, strict=True)
+            jobs.check_schema(manifest, version)
 
 
 @pytest.mark.parametrize("version", jobs.VERSIONS)
@@ -163,6 +151,15 @@ def test_which_ends_of_a_pod_are_tried_again() -> None:
     assert rules[0]["onPodConditions"][0]["type"] == "DisruptionTarget"
     assert spec["podReplacementPolicy"] == "Failed"
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
+
+
+def test_labels_are_labels_and_those_of_oomrun_stay() -> None:
+    local = replace(jobs.submission(), version="0.1.0+abc")
+    assert local.labels["app.kubernetes.io/version"] == "0.1.0-abc"
+    monitor = "pod_monitor: {app.kubernetes.io/managed-by: x, a: b}"
+    made = jobs.rendered(f"kubernetes: {{image: x, {monitor}}}")["PodMonitor"]
+    assert made["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "oomrun"
+    assert made["metadata"]["labels"]["a"] == "b"
 
 
 def test_metrics_can_be_left_out() -> None:

@@ -22,7 +22,8 @@ MIB = scenarios.MIB
 
 KEYS = [
     "name", "run_id", "state", "exit_code", "reason", "attempts", "restarts",
-    "oom_events", "in_process_recoveries", "step", "samples", "epoch", "epochs",
+    "oom_events", "in_process_recoveries", "oom_report", "step", "samples",
+    "epoch", "epochs",
     "steps_per_epoch", "loss", "global_batch_size", "devices", "breakdown",
     "checkpoint", "last_decision", "notes",
 ]  # fmt: skip

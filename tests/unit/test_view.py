@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
-import pty
-import select
-import struct
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pyte
 import pytest
 
 import scenarios
@@ -24,6 +18,7 @@ from oomrun.cli.frame import History, frame
 from oomrun.cli.glyphs import ASCII, UNICODE, Glyphs
 from oomrun.cli.view import make_observer
 from oomrun.core.state import JobState
+from terminals import Terminal
 
 # Plays the scenario: waits for a line on stdin where it is told to.
 PLAYER = """
@@ -40,87 +35,11 @@ with make_observer(sys.stdout, force=sys.argv[3]) as see:
 """
 
 
-class Terminal:
-    """A program on a pseudo terminal, and what its screen shows."""
-
-    def __init__(self, columns: int, rows: int, arguments: list[str], **env: str):
-        self.screen = pyte.Screen(columns, rows)
-        self.received = b""
-        self._stream = pyte.ByteStream(self.screen)
-        self._fd, inner = pty.openpty()
-        self._set_size(columns, rows)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PLAYER, *arguments],
-            stdin=inner,
-            stdout=inner,
-            stderr=inner,
-            env={
-                **os.environ,
-                "TERM": "xterm-256color",
-                "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-                "PYTHONIOENCODING": "utf-8",
-                **env,
-            },
-        )
-        os.close(inner)
-
-    def _set_size(self, columns: int, rows: int) -> None:
-        size = struct.pack("HHHH", rows, columns, 0, 0)
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, size)
-
-    def resize(self, columns: int, rows: int) -> None:
-        """As if somebody dragged the window's corner."""
-        self.screen.resize(rows, columns)
-        self._set_size(columns, rows)
-
-    def until(self, text: str, timeout_s: float = 30) -> list[str]:
-        """The screen's lines, once one of them holds ``text``."""
-        deadline = time.monotonic() + timeout_s
-        while text not in "\n".join(self.screen.display):
-            left = deadline - time.monotonic()
-            if left < 0 or not self._read(left):
-                shown = "\n".join(self.screen.display)
-                pytest.fail(f"{text!r} did not appear on:\n{shown}")
-        return self.lines()
-
-    def lines(self) -> list[str]:
-        """The screen's lines."""
-        return [line.rstrip() for line in self.screen.display]
-
-    def _read(self, timeout_s: float) -> bool:
-        if not select.select([self._fd], [], [], timeout_s)[0]:
-            return False
-        try:
-            data = os.read(self._fd, 65536)
-        except OSError:  # the program has ended
-            return False
-        self.received += data
-        self._stream.feed(data)
-        return bool(data)
-
-    def enter(self) -> None:
-        """Presses the key."""
-        os.write(self._fd, b"\n")
-
-    def end(self) -> int:
-        """Reads to the end."""
-        while self._read(30):
-            pass
-        return self.process.wait(30)
-
-    def close(self) -> None:
-        """Ends the program if it still runs."""
-        os.close(self._fd)
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-
-
 @contextmanager
 def terminal(
     columns: int, rows: int, *arguments: str, **env: str
 ) -> Iterator[Terminal]:
-    found = Terminal(columns, rows, list(arguments), **env)
+    found = Terminal(columns, rows, ["-c", PLAYER, *arguments], **env)
     try:
         yield found
     finally:

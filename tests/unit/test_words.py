@@ -24,14 +24,14 @@ def test_a_run_tells_its_story() -> None:
         "worker 0 is ready after 2.9s (TensorFlow 2.21.0, Keras 3.15.1)",
         "fit 1: 5 epochs of 20 steps, micro-batch 256 x 1 (global 256)",
         "out of memory: cpu:0 in gradients at micro-batch 256, step 0; "
-        "trying again with a smaller micro-batch",
+        "trying again with a smaller micro-batch (see attempts/0001/oom-1.txt)",
         "cpu:0 ran out of memory in gradients at micro-batch 256: "
         "micro-batch 256 -> 128 x 2 (global 256)",
         "epoch 1/5, step 5/20, loss 1.333, 200ms/step, 1280 samples/s, "
         "micro-batch 128 x 2 (global 256)",
         "checkpoint at step 40: 12MiB in 300ms (every 40 steps)",
         "attempt 1 ended: cpu:0 ran out of memory in apply: micro-batch 128 -> 64 x 4 "
-        "(global 256); restarting",
+        "(global 256); restarting (see attempts/0001/oom-2.txt)",
         "fit 1: 5 epochs of 20 steps, from epoch 3, micro-batch 64 x 4 (global 256)",
         "training goes on from step-00000040 at step 40; 5 steps are trained again",
         "fit 1 completed at step 100, 25600 samples",

@@ -35,6 +35,7 @@ class Command:
     summary: str
 
 
+_CLUSTER = "oomrun.cli.cluster_commands"
 _JOBFILE = "oomrun.cli.jobfile_commands"
 COMMANDS = {
     "run": Command(
@@ -48,6 +49,13 @@ COMMANDS = {
     "status": Command(
         "Training", "oomrun.cli.status_command", "RUN_DIR", "show how a run stands"
     ),
+    "diagnose": Command(
+        "Training", "oomrun.cli.diagnose_command", "LOG",
+        "say from any program's log what went wrong",
+    ),
+    "top": Command(
+        "Training", "oomrun.cli.top_command", "[RUN...]", "watch runs on the terminal"
+    ),
     "init": Command("Job files", _JOBFILE, "SCRIPT", "write a job file for a script"),
     "validate": Command("Job files", _JOBFILE, "JOB", "check a job file"),
     "schema": Command("Job files", _JOBFILE, "", "print the JSON Schema of job files"),
@@ -59,9 +67,17 @@ COMMANDS = {
         "Kubernetes", "oomrun.cli.kubernetes_commands", "MANIFEST",
         "check objects of Kubernetes for what schemas do not see",
     ),
+    "submit": Command("Kubernetes", _CLUSTER, "JOB", "send a job to a cluster"),
+    "wait": Command("Kubernetes", _CLUSTER, "JOB", "wait for a job on a cluster"),
+    "logs": Command("Kubernetes", _CLUSTER, "JOB", "print what such a job prints"),
+    "cancel": Command("Kubernetes", _CLUSTER, "JOB", "delete such a job"),
     "devices": Command(
         "Machine", "oomrun.cli.devices_command", "",
         "show the devices and their memory, and the host's",
+    ),
+    "monitoring": Command(
+        "Machine", "oomrun.cli.monitoring_command", "export",
+        "print or write Grafana dashboards and alert rules",
     ),
     "completion": Command(
         "Machine", "oomrun.cli.completion", "SHELL",
@@ -78,6 +94,7 @@ Examples:
   oomrun job.yaml --set memory.headroom=5%
   oomrun plan --measure job.yaml    what fits, and what memory is used for
   oomrun status runs/digits-cnn     how a run stands
+  oomrun diagnose train.log         what went wrong, in any program's log
 
 Exit codes:
   0 finished   1 the training failed   2 the job file or the command line is wrong

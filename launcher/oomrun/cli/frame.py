@@ -26,7 +26,7 @@ from oomrun.core import events as ev
 from oomrun.core import status, units, words
 from oomrun.core.state import JobState
 
-__all__ = ["History", "frame"]
+__all__ = ["STATE_STYLES", "History", "device_lines", "frame", "headline"]
 
 _NARROW = 64  # columns; below it, what is one line elsewhere takes two
 _EVENTS_SHOWN = 6
@@ -35,13 +35,19 @@ _NUMBERS_WIDTH = 53  # of "in use 150MiB peak 260MiB predicted 235MiB limit 600M
 
 @dataclass(slots=True)
 class History:
-    """What a single state does not tell: how things went lately."""
+    """What a single state does not tell: how things went lately.
 
+    Attributes:
+        events: how many of the last ones are kept.
+    """
+
+    events: int = _EVENTS_SHOWN
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=240))
     step_s: deque[float] = field(default_factory=lambda: deque(maxlen=20))
-    said: deque[tuple[float, str, str]] = field(
-        default_factory=lambda: deque(maxlen=_EVENTS_SHOWN)
-    )
+    said: deque[tuple[float, str, str]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.said = deque(maxlen=self.events)
 
     def add(self, state: JobState, event: ev.Event) -> None:
         """Takes ``event`` in; ``state`` is the one after it."""
@@ -62,7 +68,7 @@ def frame(
     glyphs: Glyphs = UNICODE,
 ) -> list[Text]:  # fmt: skip
     """The picture: at most ``height`` lines, none wider than ``width``."""
-    lines = [_headline(state, now, glyphs)]
+    lines = [headline(state, now, glyphs)]
     if status.shows_steps(state):
         lines += _progress(state, history, width, glyphs)
         lines += _loss(state, history, width, glyphs)
@@ -70,9 +76,10 @@ def frame(
         lines.append(Text("progress is in the program's own output", "dim"))
     lines.append(_batch(state, glyphs))
     for device in status.devices(state):
-        lines.extend(_device(device, width, glyphs))
+        lines.extend(device_lines(device, width, glyphs))
     lines.extend(_counters(state, now, width, glyphs))
-    said = [line for item in history.said for line in _said(*item, width=width)]
+    last = list(history.said)[-_EVENTS_SHOWN:]
+    said = [line for item in last for line in _said(*item, width=width)]
     room = max(0, height - len(lines))
     lines.extend(said[-room:] if room else [])
     for line in lines:
@@ -82,16 +89,17 @@ def frame(
     return lines[:height]
 
 
-_STATE_STYLES = {
+STATE_STYLES = {
     "training": "bold green", "completed": "bold green", "evaluating": "bold cyan",
     "checkpointing": "bold cyan", "adapting": "bold yellow",
     "recovering": "bold yellow", "failed": "bold red", "preempted": "bold yellow",
 }  # fmt: skip
 
 
-def _headline(state: JobState, now: float, glyphs: Glyphs) -> Text:
+def headline(state: JobState, now: float, glyphs: Glyphs) -> Text:
+    """Name, state, attempt, and how long it has been going on."""
     line = Text(words.one_line(state.name, 40), style="bold")
-    line.append(f"  {state.state}", style=_STATE_STYLES.get(state.state, "bold"))
+    line.append(f"  {state.state}", style=STATE_STYLES.get(state.state, "bold"))
     if state.attempt > 1:
         line.append(f" {glyphs.dot} attempt {state.attempt}", style="yellow")
     if state.started_at is not None:
@@ -184,7 +192,8 @@ def _batch(state: JobState, glyphs: Glyphs) -> Text:
     return line
 
 
-def _device(device: status.DeviceStatus, width: int, glyphs: Glyphs) -> list[Text]:
+def device_lines(device: status.DeviceStatus, width: int, glyphs: Glyphs) -> list[Text]:
+    """A device's memory as a bar with numbers, on as many lines as they need."""
     name = words.one_line(device.id, 12)
     numbers = [
         Text.assemble((f"{label} ", "dim"), units.format_bytes(value))

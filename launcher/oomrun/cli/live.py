@@ -22,13 +22,15 @@ from oomrun.cli.glyphs import ASCII, UNICODE
 from oomrun.core import events as ev
 from oomrun.core.state import JobState
 
-__all__ = ["LiveView"]
+__all__ = ["LiveView", "TerminalConsole", "is_unicode", "terminal_size"]
 
 _SHORTEST_PAUSE_S = 0.5  # a picture of eight devices costs 10 ms: 2 % of a core
 _IDLE_S = 1.0  # the clock on the picture goes on between events
 
 
-class _Console(Console):
+class TerminalConsole(Console):
+    """A console that a closed terminal does not end."""
+
     def on_broken_pipe(self) -> None:
         """Raises, where rich would end the program, and with it the run."""
         raise BrokenPipeError
@@ -39,10 +41,10 @@ class LiveView:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._glyphs = UNICODE if _is_unicode(stream) else ASCII
+        self._glyphs = UNICODE if is_unicode(stream) else ASCII
         # rich would look at the sizes of stdin and stderr too, which may be others.
-        columns, rows = _size(stream)
-        self._console = _Console(
+        columns, rows = terminal_size(stream)
+        self._console = TerminalConsole(
             file=stream, width=columns, height=rows, highlight=False
         )
         self._live = Live(
@@ -120,7 +122,7 @@ class LiveView:
 
     def _fit(self) -> tuple[int, int]:
         """The terminal's size now; where it became narrower, starts on a clean page."""
-        columns, rows = _size(self._stream)
+        columns, rows = terminal_size(self._stream)
         before = self._console.size
         if (columns, rows) != (before.width, before.height):
             self._console.size = type(before)(columns, rows)
@@ -130,7 +132,8 @@ class LiveView:
         return columns, rows
 
 
-def _is_unicode(stream: TextIO) -> bool:
+def is_unicode(stream: TextIO) -> bool:
+    """Whether the characters of pictures can be written to ``stream``."""
     encoding = getattr(stream, "encoding", None) or "ascii"
     try:
         "█┃━▁×·".encode(encoding)
@@ -139,7 +142,8 @@ def _is_unicode(stream: TextIO) -> bool:
     return True
 
 
-def _size(stream: TextIO) -> tuple[int, int]:
+def terminal_size(stream: TextIO) -> tuple[int, int]:
+    """Columns and rows, at this moment."""
     try:
         columns, rows = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):

@@ -23,17 +23,6 @@ __all__ = ["Shown", "lines", "to_json"]
 _HEAD = (
     "device", "limit", "budget", "share", "micro-batch", "passes", "predicted peak",
 )  # fmt: skip
-_KINDS = {
-    "trained": "weights, trained",
-    "fixed": "weights, not trained",
-    "optimizer": "optimizer slots",
-    "metrics": "metrics",
-    "input": "batch",
-    "script": "other, in use between steps",
-    "gradients": "gradients",
-    "activations": "activations, temporary tensors",
-    "surplus": "workspace, copies, order",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +106,7 @@ def _parts(found: Breakdown, samples: int | None) -> Iterator[str]:
     remarks = {"input": f"{samples} samples" if samples else ""}
     if found.bytes_per_sample is not None:
         remarks["activations"] = f"{format_bytes(found.bytes_per_sample)} a sample"
-    kinds = dict(_KINDS)
+    kinds = dict(breakdowns.KINDS)
     if found.bytes_per_sample is None:
         kinds["surplus"] = "activations, workspace"  # there is no graph to tell which
     rows = [

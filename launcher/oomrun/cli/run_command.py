@@ -21,7 +21,7 @@ from oomrun.core.spec import JobSpec
 from oomrun.core.state import JobState
 from oomrun.core.status import shows_steps
 
-__all__ = ["add_parser", "add_run_dir_option", "run", "run_dir_of"]
+__all__ = ["add_parser", "add_run_dir_option", "duration", "run", "run_dir_of"]
 
 _LAST_SCRAPE_S = 30.0
 _VIEWS = ("auto", "live", "plain")
@@ -50,7 +50,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--grace",
-        type=_duration,
+        type=duration,
         default=30.0,
         metavar="TIME",
         help="how long a checkpoint may take when oomrun is stopped (default: 30s)",
@@ -134,18 +134,23 @@ def run(args: argparse.Namespace) -> int:
     )
     become_subreaper()
     latest = _Latest()
+    metrics = spec.metrics
     form = "json" if args.log_format == "json" else args.view
     with contextlib.ExitStack() as stack:
         stops = Stops()
         stack.callback(stops.close)
         stack.enter_context(stops.installed())
-        exporter = _exporter(spec, latest)
+        exporter = _exporter(job, latest)
         if exporter is not None:
             stack.callback(exporter.close)
+        if metrics.textfile is not None:
+            stack.enter_context(_textfile(job, latest))
         with make_observer(sys.stdout, force=form) as view:
             outcome = supervise(
                 job, stops=stops, observers=(view,), on_journaled=latest
             )
+        if metrics.pushgateway is not None and not outcome.already:
+            _push(metrics.pushgateway, latest)
         if exporter is not None and not outcome.already:
             _last_scrape(exporter, stops)
     _say_end(outcome, job, sys.stderr)
@@ -162,15 +167,39 @@ class _Latest:
         self.state = state
 
 
-def _exporter(spec: JobSpec, latest: _Latest) -> Any:
-    """The metrics endpoint, or None where it is not wanted or cannot be had."""
-    listen = spec.metrics.listen
+def _textfile(job: Any, latest: _Latest) -> Any:
+    from oomrun.metrics.handing_over import Textfile
+
+    path = job.job_file.parent / job.spec.metrics.textfile
+    return Textfile(path, lambda: latest.state)
+
+
+def _push(url: str, latest: _Latest) -> None:
+    from oomrun.metrics.handing_over import push
+
+    push(url, latest.state)
+
+
+def _exporter(job: Any, latest: _Latest) -> Any:
+    """The metrics endpoint, or None where it is not wanted or cannot be had.
+
+    Raises:
+        ProtectionError: a secret or a certificate cannot be had. Unlike a port, it
+            will not be there later, and nobody would see that it is missing.
+    """
+    listen = job.spec.metrics.listen
     if listen is None:
         return None
     from oomrun.metrics import exporter
+    from oomrun.metrics.protection import protection
 
+    who = protection(
+        job.spec.metrics, folder=job.job_file.parent, environment=os.environ
+    )
     try:
-        started = exporter.start(listen.host, listen.port, lambda: latest.state)
+        started = exporter.start(
+            listen.host, listen.port, lambda: latest.state, protection=who
+        )
     except exporter.ExporterError as error:
         print(f"oomrun: {error}; the run goes on without", file=sys.stderr)
         return None
@@ -205,7 +234,8 @@ def _say_end(outcome: Any, job: Any, stream: Any) -> None:
         print(f"oomrun: {outcome.reason}; its output is in {log}", file=stream)
 
 
-def _duration(text: str) -> float:
+def duration(text: str) -> float:
+    """A time such as 30s as an option's value, in seconds."""
     try:
         return units.parse_duration(text)
     except ValueError as error:

@@ -23,7 +23,7 @@ from oomrun.core.errors import JournalError
 from oomrun.core.state import JobState, replay
 from oomrun.rundir import RunDir
 
-__all__ = ["add_parser", "status", "supervisor_alive"]
+__all__ = ["add_parser", "find_run", "not_a_run", "status", "supervisor_alive"]
 
 
 def add_parser(subparsers: Any) -> None:
@@ -36,15 +36,30 @@ def add_parser(subparsers: Any) -> None:
         metavar="RUN_DIR",
         help="the run's folder, or its name under runs/",
     )
+    parser.add_argument(
+        "--kubernetes",
+        action="store_true",
+        help="RUN_DIR is a job file: show how the job stands on its cluster",
+    )
+    parser.add_argument(
+        "--context",
+        metavar="NAME",
+        help="of the kubeconfig, with --kubernetes; default: the current one",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(handler=status)
 
 
 def status(args: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    run_dir = _find(Path(args.run_dir))
+    if args.kubernetes:
+        from oomrun.cli.cluster_commands import show_status
+
+        args.job, args.set = args.run_dir, []
+        return show_status(args)
+    run_dir = find_run(Path(args.run_dir))
     if run_dir is None:
-        print(f"oomrun: {_not_a_run(Path(args.run_dir))}", file=sys.stderr)
+        print(f"oomrun: {not_a_run(Path(args.run_dir))}", file=sys.stderr)
         return 2
     try:
         state = replay(journal.read(run_dir.journal))
@@ -56,19 +71,21 @@ def status(args: argparse.Namespace) -> int:
         body = {**statuses.status_json(state), "supervisor_alive": alive}
         print(json.dumps(body, indent=2))
         return 0
-    for line in _lines(state, alive):
+    for line in _lines(state, alive, run_dir):
         print(line)
     return 0
 
 
-def _find(path: Path) -> RunDir | None:
+def find_run(path: Path) -> RunDir | None:
+    """The run in that folder, or of that name under ``runs/``."""
     for candidate in (RunDir(path), RunDir(Path("runs") / path)):
         if candidate.journal.is_file():
             return candidate
     return None
 
 
-def _not_a_run(path: Path) -> str:
+def not_a_run(path: Path) -> str:
+    """What is wrong with a path at which there is no run."""
     if path.is_dir():
         return f"{path} is no run directory: it holds no journal"
     if path.exists():
@@ -109,7 +126,7 @@ def _holder_exists(content: bytes) -> bool:
     return False
 
 
-def _lines(state: JobState, alive: bool) -> Iterator[str]:
+def _lines(state: JobState, alive: bool, run_dir: RunDir) -> Iterator[str]:
     name = words.one_line(state.name or "(no run yet)")
     yield f"{name}: {words.one_line(statuses.standing(state, supervisor_alive=alive))}"
     if state.step or state.epoch:
@@ -119,6 +136,9 @@ def _lines(state: JobState, alive: bool) -> Iterator[str]:
     for device in devices:
         yield f"  {device.id:<12} {_device(device, whole)}"
     yield f"  memory       {_ooms(state)}"
+    report = statuses.last_oom_report(state)
+    if report is not None and (run_dir.path / report).is_file():
+        yield f"  see          {words.one_line(str(run_dir.path / report))}"
     yield f"  attempts     {state.attempt}{_restarts(state)}"
     if state.checkpoint is not None:
         size = units.format_bytes(state.checkpoint.size_bytes)

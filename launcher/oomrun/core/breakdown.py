@@ -16,8 +16,23 @@ from oomrun.core.events import StateMeasured
 from oomrun.core.memory import MemoryModel, Peak, peak_of
 
 __all__ = [
-    "Breakdown", "Parts", "explain", "known_from_graph", "of_device", "to_json",
+    "KINDS", "Breakdown", "Parts", "explain", "known_from_graph", "of_device",
+    "to_json",
 ]  # fmt: skip
+
+
+#: The kinds in the words of people.
+KINDS = {
+    "trained": "weights, trained",
+    "fixed": "weights, not trained",
+    "optimizer": "optimizer slots",
+    "metrics": "metrics",
+    "input": "batch",
+    "script": "other, in use between steps",
+    "gradients": "gradients",
+    "activations": "activations, temporary tensors",
+    "surplus": "workspace, copies, order",
+}
 
 
 class Predicted(Protocol):

@@ -7,38 +7,16 @@ look like (``oom_text.py``), what to do (``policy.py``).
 
 from __future__ import annotations
 
-import enum
 import signal as signals
 from dataclasses import dataclass
 
 from oomrun.core import command, units
+from oomrun.core.causes import Cause
 from oomrun.core.events import LeakFound, OomOccurred, ScriptEnded
+from oomrun.core.judging_text import from_text
 from oomrun.core.oom_text import find_exhaustion, looks_like_device_oom
 
 __all__ = ["Cause", "Diagnosis", "Evidence", "diagnose"]
-
-
-class Cause(str, enum.Enum):
-    """Why an attempt ended. The value is the word in the journal and in metrics."""
-
-    FINISHED = "finished"
-    DEVICE_OOM = "device_oom"
-    HOST_OOM = "host_oom"
-    LEAK = "leak"
-    CRASH = "crash"
-    KILLED = "killed"
-    PREEMPTION = "preemption"
-    HANG = "hang"
-    MISCONFIGURATION = "misconfiguration"
-
-    @property
-    def budget(self) -> str:
-        """What its restarts count as; a key of ``recovery.max_restarts``, if any."""
-        if self in (Cause.DEVICE_OOM, Cause.HOST_OOM):
-            return "oom"
-        if self in (Cause.PREEMPTION, Cause.HANG, Cause.LEAK):
-            return str(self.value)
-        return "crash"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +146,19 @@ def _from_report(script: ScriptEnded, evidence: Evidence) -> Diagnosis:
     at = f" at {script.location}" if script.location else ""
     first_line = script.message.strip().splitlines()[:1]
     said = f": {first_line[0]}" if first_line else ""
-    return Diagnosis(cause=Cause.CRASH, summary=f"{script.exception}{at}{said}")
+    raised = f"{script.exception}{at}{said}"
+    other = _other_limit(f"{script.exception}: {script.message}")
+    if other is not None:
+        return Diagnosis(cause=other[0], summary=f"{other[1]} ({raised})")
+    return Diagnosis(cause=Cause.CRASH, summary=raised)
+
+
+def _other_limit(text: str) -> tuple[Cause, str] | None:
+    """What ran out that is no memory to plan: a disk, /dev/shm, a message's size."""
+    found = from_text(text)
+    if found is None or found.cause is None or found.cause is Cause.CRASH:
+        return None
+    return (found.cause, found.summary) if found.cause.of_the_program else None
 
 
 def _oom_reported(oom: OomOccurred) -> Diagnosis:
@@ -260,9 +250,10 @@ def _of_command(evidence: Evidence) -> Diagnosis:
             summary=f"the program could not start{_last_words(evidence)}",
         )
     how = f"died of {_signal_name(number)}" if number else f"exited with {code}"
+    cause, why = _other_limit(evidence.log_tail) or (Cause.CRASH, "")
     return Diagnosis(
-        cause=Cause.CRASH,
-        summary=f"the program {how}{_last_words(evidence)}",
+        cause=cause,
+        summary=f"the program {how}{f': {why}' if why else _last_words(evidence)}",
         repeated=evidence.repeated,
     )
 

@@ -147,7 +147,9 @@ class OomOccurred(Event):
 
     ``kind`` is device or host; ``phase`` build, gradients, apply, evaluate, predict,
     checkpoint or unknown; ``recovery`` what follows: in_process, restart, or none
-    where no smaller pass is possible because the batch is not ours to cut.
+    where no smaller pass is possible because the batch is not ours to cut. Where the
+    text tells, ``operation`` is the graph's node that asked, and ``location`` the
+    script's line that made it.
     """
 
     type: ClassVar[str] = "oom_occurred"
@@ -161,6 +163,8 @@ class OomOccurred(Event):
     step: int
     message: str
     memory: tuple[DeviceMemory, ...] = ()
+    operation: str = ""
+    location: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

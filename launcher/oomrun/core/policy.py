@@ -103,9 +103,9 @@ def decide(
             "the script itself keeps in host memory: give the machine or the cgroup "
             "more memory, or load less data at once"
         )
-    if cause is Cause.CRASH and limits.command:
+    if cause.of_the_program and limits.command:
         return _after_crash_of_command(diagnosis, used)
-    if cause is Cause.CRASH:
+    if cause.of_the_program:
         return _after_crash(diagnosis, state, used)
     return Restart(reason=diagnosis.summary, delay_s=_back_off_s(used))
 

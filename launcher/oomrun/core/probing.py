@@ -163,7 +163,7 @@ def _settled(known: MemoryModel, size: int, asked: Asked) -> Settled:
     if asked.even:
         size = even_micro_batch(asked.samples, size)
     passes = accumulation_steps(asked.samples, size)
-    peak = known.counted(size)
+    peak = known.predict(size)
     needs = "" if peak is None else f"needs up to {format_bytes(peak.high_bytes)}"
     return Settled(
         size=size,

@@ -168,10 +168,54 @@ class Listen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Secret:
+    """Where a secret is, in a file or in a variable: never the secret itself."""
+
+    file: str | None = None
+    variable: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """Files in PEM, relative to the job file's folder."""
+
+    certificate: str
+    key: str
+    client_ca: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BasicAuth:
+    """A user who may scrape."""
+
+    user: str
+    password: Secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSpec:
-    """Where Prometheus finds the metrics; no endpoint if ``listen`` is None."""
+    """Where the metrics are found, and by whom.
+
+    Attributes:
+        listen: no endpoint if it is None.
+        token, basic_auth: at most one of them; who may scrape, everyone without.
+        textfile: for node_exporter.
+        pushgateway: URL, told once at the end.
+    """
 
     listen: Listen | None = Listen(host="127.0.0.1", port=9464)
+    tls: Tls | None = None
+    token: Secret | None = None
+    basic_auth: BasicAuth | None = None
+    textfile: str | None = None
+    pushgateway: str | None = None
+
+    @property
+    def secret_variables(self) -> frozenset[str]:
+        """The variables that hold secrets, which are no script's business."""
+        password = self.basic_auth.password if self.basic_auth else None
+        found = (secret.variable for secret in (self.token, password) if secret)
+        return frozenset(name for name in found if name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

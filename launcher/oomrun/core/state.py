@@ -82,6 +82,7 @@ class JobState:
     budget_used: Mapping[str, int] = field(default_factory=lambda: _NO_RESTARTS)
     oom_events: int = 0
     ooms: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    oom_attempt: int = 0
     in_process_recoveries: int = 0
     fit: int = 0
     step: int = 0

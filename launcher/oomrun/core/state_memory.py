@@ -104,6 +104,7 @@ def out_of_memory(state: JobState, event: ev.OomOccurred) -> JobState:
         in_process_recoveries=state.in_process_recoveries
         + (event.rank > 0 and event.recovery == "in_process"),
         ooms={**state.ooms, key: state.ooms.get(key, 0) + 1},
+        oom_attempt=event.attempt,
         micro_batch_failed=failed,
         failed_by_rank=by_rank,
         last_oom=event,

@@ -14,7 +14,8 @@ from oomrun.core import batch, breakdown, memory
 from oomrun.core.state import RESTART_CAUSES, JobState
 
 __all__ = [
-    "DeviceStatus", "devices", "planned_devices", "shows_steps", "standing",
+    "DeviceStatus", "devices", "last_oom_report", "oom_number", "oom_report_path",
+    "planned_devices", "shows_steps", "standing",
     "status_json",
 ]  # fmt: skip
 
@@ -148,6 +149,7 @@ def status_json(state: JobState) -> dict[str, Any]:
         "restarts": {cause: state.restarts.get(cause, 0) for cause in RESTART_CAUSES},
         "oom_events": state.oom_events,
         "in_process_recoveries": state.in_process_recoveries,
+        "oom_report": last_oom_report(state),
         "step": state.step if seen else None,
         "samples": state.samples if seen else None,
         "epoch": state.epoch if seen else None,
@@ -187,6 +189,24 @@ def _notes(state: JobState) -> list[str]:
     if None not in (state.global_batch_size, *known):
         return told  # the plan's notes say why something is not known
     return [*map(str, (state.plan or {}).get("notes", ())), *told]
+
+
+def oom_number(state: JobState) -> int:
+    """How often memory has run out, trials before training left out."""
+    return sum(state.ooms.values())
+
+
+def oom_report_path(attempt: int, number: int) -> str:
+    """Where the report of the ``number``-th exhaustion is, within the run's folder."""
+    return f"attempts/{attempt:04d}/oom-{number}.txt"
+
+
+def last_oom_report(state: JobState) -> str | None:
+    """Where the report of the last exhaustion is, if memory ever ran out."""
+    number = oom_number(state)
+    if not number:
+        return None
+    return oom_report_path(state.oom_attempt, number)
 
 
 def standing(state: JobState, *, supervisor_alive: bool) -> str:

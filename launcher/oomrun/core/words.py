@@ -13,7 +13,7 @@ from typing import Any
 from oomrun.core import batch, units
 from oomrun.core import events as ev
 from oomrun.core.state import JobState
-from oomrun.core.status import planned_devices
+from oomrun.core.status import oom_number, oom_report_path, planned_devices
 
 __all__ = ["cut", "describe", "epoch_ended", "level", "one_line", "progress"]
 
@@ -61,7 +61,7 @@ def _describe(event: ev.Event, state: JobState) -> str | None:
         case ev.Progressed():
             return progress(state)
         case ev.OomOccurred():
-            return _oom(event)
+            return _oom(event) + _see_report(event.attempt, state)
         case ev.LeakFound():
             return _leak(event)
         case ev.Probed():
@@ -99,7 +99,7 @@ def _describe(event: ev.Event, state: JobState) -> str | None:
             at = f" at {event.location}" if event.location else ""
             return f"the script raised {event.exception}{at}: {event.message}"
         case ev.DecisionMade():
-            return _decision(event)
+            return _decision(event, state)
         case ev.RunEnded():
             why = f": {event.reason}" if event.reason else ""
             return f"run {state.name} {event.state}{why} (exit code {event.exit_code})"
@@ -245,6 +245,11 @@ def _oom(event: ev.OomOccurred) -> str:
     return f"out of memory: {where}{phase}{size}{step}; {follows}"
 
 
+def _see_report(attempt: int, state: JobState) -> str:
+    number = oom_number(state)
+    return f" (see {oom_report_path(attempt, number)})" if number else ""
+
+
 def _restored(event: ev.Restored) -> str:
     lost = ""
     if event.lost_steps:
@@ -264,11 +269,13 @@ def _fit_ended(event: ev.FitEnded) -> str:
 _ACTIONS = {"restart": "restarting", "fail": "giving up", "stop": "stopping"}
 
 
-def _decision(event: ev.DecisionMade) -> str | None:
+def _decision(event: ev.DecisionMade, state: JobState) -> str | None:
     if event.action == "finish":
         return None  # the end of the run says it
     action = _ACTIONS.get(event.action, event.action)
     text = f"attempt {event.attempt} ended: {event.reason}; {action}"
+    if event.cause == "oom":
+        text += _see_report(state.oom_attempt, state)
     if event.delay_s > 0:
         text += f" in {units.format_duration(event.delay_s)}"
     return text

@@ -130,7 +130,7 @@ def _network_policy(submission: Submission) -> Manifest:
 
 def _pod_monitor(submission: Submission, labels: dict[str, str]) -> Manifest:
     made = _object("monitoring.coreos.com/v1", "PodMonitor", submission)
-    made["metadata"]["labels"] |= labels
+    made["metadata"]["labels"] = {**labels, **made["metadata"]["labels"]}
     made["spec"] = {
         "selector": {"matchLabels": submission.selector},
         "podMetricsEndpoints": [{"port": pod.METRICS, "interval": "15s"}],

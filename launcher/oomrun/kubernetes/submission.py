@@ -111,7 +111,8 @@ class Submission:
         """The labels of every object."""
         own = {
             "app.kubernetes.io/name": "oomrun",
-            "app.kubernetes.io/version": self.version,
+            # A local version has a + in it, which no label may have.
+            "app.kubernetes.io/version": self.version.replace("+", "-"),
             **self.selector,
         }
         return {**dict(self.section.labels), **own}

@@ -2,7 +2,7 @@
 
 Covers: /metrics (text or OpenMetrics, as asked for), /healthz, /readyz; finding a free
 port; staying up for the scrape after the end. Does not cover: what is measured
-(``catalogue.py``).
+(``catalogue.py``), who may see it (``protection.py``).
 
 Nothing here may hurt the run: each client has a thread of its own and a few seconds,
 and there are only so many of them at a time.
@@ -16,6 +16,7 @@ import itertools
 import logging
 import socket
 import socketserver
+import ssl
 import threading
 import time
 from collections import deque
@@ -30,6 +31,7 @@ from prometheus_client.exposition import choose_encoder
 from oomrun.core.errors import PlatformError
 from oomrun.core.state import JobState
 from oomrun.metrics.catalogue import JobStateCollector
+from oomrun.metrics.protection import OPEN, Protection
 
 __all__ = ["Exporter", "ExporterError", "start"]
 
@@ -54,13 +56,18 @@ class Exporter:
     """
 
     def __init__(
-        self, server: _Server, current_state: Callable[[], JobState], note: str
+        self,
+        server: _Server,
+        current_state: Callable[[], JobState],
+        protection: Protection,
     ) -> None:
-        self.note = note
+        self.note = ""
         host, port = server.server_address[:2]
         self.address: tuple[str, int] = (str(host), int(port))
         shown = f"[{self.address[0]}]" if ":" in self.address[0] else self.address[0]
-        self.url = f"http://{shown}:{port}/metrics"
+        scheme = "https" if protection.tls else "http"
+        self.url = f"{scheme}://{shown}:{port}/metrics"
+        self._protection = protection
         self._server = server
         self._current_state = current_state
         self._registry = CollectorRegistry()
@@ -120,7 +127,10 @@ class Exporter:
     def _answer(self, request: _Request) -> None:
         match request.path.partition("?")[0]:
             case "/metrics":
-                self._answer_scrape(request)
+                if self._protection.admits(request.headers.get("Authorization", "")):
+                    self._answer_scrape(request)
+                else:
+                    request.refuse(self._protection.scheme)
             case "/healthz":
                 request.reply(HTTPStatus.OK, _PLAIN, b"ok\n")
             case "/readyz":
@@ -196,6 +206,13 @@ class _Request(http.server.BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
+    def refuse(self, scheme: str) -> None:
+        """Says by which scheme the client must say who it is."""
+        self.send_response(HTTPStatus.UNAUTHORIZED)
+        self.send_header("WWW-Authenticate", f'{scheme} realm="oomrun"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
     def log_message(self, format: str, *args: Any) -> None:
         """Scrapes are not news."""
 
@@ -208,10 +225,22 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     request_queue_size = 64
     answer: Callable[[_Request], None]
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        self._tls = tls
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._places = threading.BoundedSemaphore(_MOST_CLIENTS)
         super().__init__((host, port), _Request)
+
+    def get_request(self) -> tuple[Any, Any]:
+        client, address = super().get_request()
+        if self._tls is None:
+            return client, address
+        # The handshake is the first read's, in the client's own thread: here it would
+        # let one silent client keep all others waiting.
+        wrapped = self._tls.wrap_socket(
+            client, server_side=True, do_handshake_on_connect=False
+        )
+        return wrapped, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
         # Waiting for a place would block everyone; whoever is too much is sent away.
@@ -240,6 +269,7 @@ def start(
     current_state: Callable[[], JobState],
     *,
     port_taken: str = "next",
+    protection: Protection = OPEN,
 ) -> Exporter:
     """Serves the metrics of the run whose state ``current_state`` returns.
 
@@ -248,6 +278,7 @@ def start(
         port: port to listen on; 0 takes any free one.
         current_state: called from other threads, at every scrape.
         port_taken: ``next`` takes the next free port within 20, ``error`` raises.
+        protection: who may scrape.
 
     Raises:
         ExporterError: it cannot be had; the run can go on without.
@@ -255,13 +286,13 @@ def start(
     last = port if port_taken == "error" or port == 0 else port + _PORTS_TRIED
     for candidate in range(port, min(last, 65535) + 1):
         try:
-            server = _Server(host, candidate)
+            server = _Server(host, candidate, protection.tls)
         except (OSError, OverflowError) as error:
             if getattr(error, "errno", None) == errno.EADDRINUSE and candidate < last:
                 continue
             raise ExporterError(_refusal(host, port, candidate, error)) from None
         taken = f"port {port} is taken; " if candidate != port and port else ""
-        exporter = Exporter(server, current_state, "")
+        exporter = Exporter(server, current_state, protection)
         exporter.note = f"{taken}metrics are at {exporter.url}" if taken else ""
         return exporter
     raise ExporterError(f"no port from {port} to {last} is free on {host}")

@@ -42,7 +42,7 @@ def fit_started(
         samples: rows of a global batch; None where that is not known.
     """
     sizes = session.micro_batches
-    key = remembering.key_of(session.launch, call.model, data, samples)
+    key = remembering.key_of(session.launch, call, data, samples)
     sizes.begin(key, call.number)
     # Where sizes are tried first, the one to train with is told after that.
     known = samples is not None and call.managed and not sizes.probes

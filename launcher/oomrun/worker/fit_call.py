@@ -24,6 +24,7 @@ class FitCall:
         epoch, batches: epochs done, and batches done in the current one.
         entered: the batch at which the current epoch was entered, None if at its first.
         loop: where it is a custom loop, gives what is to be saved of the loop itself.
+        key: says what is trained, by a batch, see ``model_key``; None where it cannot.
     """
 
     number: int
@@ -41,6 +42,7 @@ class FitCall:
     announced: bool = False
     managed: bool = True
     loop: Callable[[], dict[str, Any]] | None = None
+    key: Callable[[Any], str | None] | None = None
 
     @property
     def steps_to_come(self) -> int | None:

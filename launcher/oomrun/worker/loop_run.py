@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from oomrun.worker import batch_spec, checkpointing, measuring, position, randomness
+from oomrun.worker import batch_spec, checkpointing, position, randomness
 from oomrun.worker.encoding import Arrays
 from oomrun.worker.engine import slicing
 from oomrun.worker.fit_call import FitCall
@@ -114,8 +114,6 @@ class Followed:
     def epochs(self, count: int) -> Iterator[int]:
         """Those that are not done yet."""
         session, trained = self._session, self._trained
-        if session.launch.measure:
-            measuring.leave_unmeasured(session, "the script trains by oomrun.Loop")
         call = session.begin_fit(trained.objects, trained.fingerprint(count), count)
         saved, call.saved = call.saved, None
         if saved is not None and saved[0]["result"] is not None:
@@ -123,7 +121,8 @@ class Followed:
             randomness.restore(saved[0]["random"])
             session.replayed(call, saved[0])
             return
-        self._call = session.fit = call
+        self._call, call.key = call, trained.key
+        session.fit = call
         call.loop, call.iterator = self._state, _Data()
         self._taken, self._taken_next, self._resumed = [], [], None
         if saved is not None:

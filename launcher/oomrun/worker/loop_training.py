@@ -14,12 +14,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from oomrun.worker import batch_spec
+from oomrun.worker import batch_spec, model_key
 from oomrun.worker.engine import slicing
 from oomrun.worker.engine.loss_cutting import Cut
 from oomrun.worker.engine.loss_step import LossStep
 from oomrun.worker.engine.objects import Objects
 from oomrun.worker.engine.separability import Separability
+from oomrun.worker.searching import Search
 from oomrun.worker.session import Session
 from oomrun.worker.values import Values
 
@@ -43,9 +44,18 @@ class Trained:
         if self._step is None:
             self.objects.build(self.loss, data)
             self._step = LossStep(
-                self.loss, self._optimizer, self.objects, undoable=undoable
+                self.loss,
+                self._optimizer,
+                self.objects,
+                undoable=undoable,
+                spec=slicing.specs_of(data) if undoable else None,
             )
         return self._step
+
+    def key(self, data: Any) -> str | None:
+        """What makes this the same training in another run, by ``model_key``."""
+        objects = self.objects
+        return model_key.key_of_loop(self.loss, objects.things, objects.trained(), data)
 
     def fingerprint(self, epochs: int) -> dict[str, Any]:
         """What makes this the same loop in another run of the script."""
@@ -67,6 +77,7 @@ class Training:
 
     def __init__(self, trained: Trained, session: Session) -> None:
         self._trained, self._session = trained, session
+        self._search = Search(session)
         self._first = True
         self._said = False
         self.loss: tf.Tensor | None = None
@@ -88,7 +99,12 @@ class Training:
         step = self._trained.step(data, undoable=True)
         if self._first:
             self._check_batch_size(samples)
+            session.announce(samples, data)
             session.before_step(None, samples)
+            self._search.before_step(
+                self._trained.objects, step, data, samples,
+                lambda: self._may_cut(step, data),
+            )  # fmt: skip
         if self.batch_spec is None:
             self.batch_spec = batch_spec.to_plain(data)
         while True:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -21,13 +21,42 @@ from oomrun.core import probing
 from oomrun.core.memory import MemoryModel, Peak
 from oomrun.worker import devices, pool, randomness
 from oomrun.worker.engine import executor, keeping, slicing, static
-from oomrun.worker.engine.step import StepFunction
 from oomrun.worker.session import Session
 
-__all__ = ["Found", "Prober"]
+__all__ = ["Found", "Prober", "TrialStep"]
 
 TRIALS = 3
 _STEPS = 3
+
+
+class TrialStep(Protocol):
+    """A step that can be tried: a Keras model's, or a custom loop's."""
+
+    @property
+    def by_xla(self) -> bool:
+        """Whether XLA compiles it."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the last one failed with all that it had been given."""
+
+    def run(self, data: Any, samples: int, micro_batch_size: int) -> Any:
+        """Takes it, ``micro_batch_size`` of the ``samples`` rows a pass."""
+
+    def run_in_order(self, *, whole: bool) -> None:
+        """From now on runs its operations one at a time."""
+
+    def graph_function(self) -> Any:
+        """Its concrete function for batches of any size; None where there is none."""
+
+    def for_spec(self, change: Callable[[Any], Any]) -> TrialStep:
+        """The same for batches of another spec."""
+
+    def for_trials(self) -> TrialStep:
+        """The same, or one that may be taken and undone."""
+
+    def without_xla(self) -> TrialStep:
+        """The same as XLA is given it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +73,14 @@ class Prober:
 
     Args:
         session: the training it is part of.
-        model: built and compiled.
+        model: built and compiled, or the objects of a custom loop.
         function: its step.
 
     Attributes:
         graph: what the step's graph says, by rows of a batch.
     """
 
-    def __init__(self, session: Session, model: Any, function: StepFunction) -> None:
+    def __init__(self, session: Session, model: Any, function: TrialStep) -> None:
         self._session, self._model, self._function = session, model, function
         self._plan = session.launch.plan
         self._tried = function.for_trials()
@@ -216,7 +245,7 @@ class Prober:
         rows: int,
         size: int,
         *,
-        function: StepFunction | None = None,
+        function: TrialStep | None = None,
         more: int = 0,
     ) -> None:
         """Takes a few steps at ``size``, and notes their peak or that they failed.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 
-from oomrun.core import batch, launch
+from oomrun.core import batch, launch, log_facts
 from oomrun.core import events as ev
 from oomrun.worker import devices
 from oomrun.worker.channel import Channel
@@ -187,6 +187,8 @@ class MicroBatches:
                 step=self.step,
                 message=_decisive(message),
                 memory=memory,
+                operation=log_facts.facts_of(message).operation or "",
+                location=log_facts.script_line(message) or "",
             )
         )
         # The peak of what did not fit says nothing of what will.

@@ -16,6 +16,7 @@ from oomrun.core.launch import Launch
 from oomrun.core.profile import Environment, full_key
 from oomrun.worker import model_key
 from oomrun.worker.channel import Channel
+from oomrun.worker.fit_call import FitCall
 from oomrun.worker.recovery import MicroBatches
 
 __all__ = ["key_of", "take"]
@@ -24,12 +25,12 @@ __all__ = ["key_of", "take"]
 _ANSWER_S = 5.0
 
 
-def key_of(launch: Launch, model: Any, data: Any, samples: int | None) -> str | None:
-    """The key of training ``model`` on batches like ``data``.
+def key_of(launch: Launch, call: FitCall, data: Any, samples: int | None) -> str | None:
+    """The key of a fit's training on batches like ``data``.
 
     Args:
         launch: what the worker was told.
-        model: built and compiled.
+        call: the fit; its model is built and compiled.
         data: a batch; None where it is not known.
         samples: rows of a global batch.
 
@@ -38,7 +39,7 @@ def key_of(launch: Launch, model: Any, data: Any, samples: int | None) -> str | 
     """
     if launch.environment is None or data is None or not samples:
         return None
-    key = model_key.key_of(model, data)
+    key = call.key(data) if call.key else model_key.key_of(call.model, data)
     if key is None:
         return None
     known = dict(launch.environment)

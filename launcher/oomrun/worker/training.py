@@ -15,10 +15,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from oomrun.worker import announcing, building, caveats, checkpointing, measuring
+from oomrun.worker import building, caveats, checkpointing, measuring
 from oomrun.worker.engine import slicing, step
 from oomrun.worker.engine.separability import Separability
-from oomrun.worker.probing import Prober
+from oomrun.worker.searching import Search
 from oomrun.worker.session import Session
 from oomrun.worker.sharing import Sharing
 
@@ -29,9 +29,6 @@ def _loss(logs: Any) -> Any:
     return logs.get("loss") if isinstance(logs, dict) else None
 
 
-# A batch whose samples are so much larger than any before (longer sequences, larger
-# images) is looked at anew.
-_LARGER = 1.15
 _BATCH_NORM_REFUSED = step.Cut(
     Separability.NONE,
     "it has BatchNormalization, and the job file says `batch_norm: refuse`",
@@ -56,10 +53,7 @@ class TrainFunction:
         self._function: step.StepFunction | None = None
         self._sharing: Sharing | None = None
         self._said = False
-        self._prober: Prober | None = None
-        self._planned = False
-        # Rows, and bytes of a row, of the largest batch that a size was found for.
-        self._probed, self._probed_row = 0, 0.0
+        self._search = Search(session)
 
     def __call__(self, iterator: Any) -> Any:
         logs = None
@@ -106,7 +100,14 @@ class TrainFunction:
         in_fit = session.fit is not None and session.fit.model is self._model
         if in_fit:
             session.before_step(data, samples)
-            self._probe(data, samples)
+            self._search.before_step(
+                self._model,
+                self._function,
+                data,
+                samples,
+                lambda: self._may_cut(data),
+                of_group=self._sharing is not None,
+            )
         elif session.launch.measure and session.fit is None:
             measuring.leave_unmeasured(session, "train_on_batch is called")
         if self._sharing is not None:
@@ -156,42 +157,6 @@ class TrainFunction:
             return self._sharing.micro_batch_size(samples)
         size = self._session.micro_batches.size(samples)
         return samples if size < samples and not self._may_cut(data) else size
-
-    def _probe(self, data: Any, samples: int) -> None:
-        """Looks for the micro-batch before the first step, anew for a larger batch."""
-        sizes = self._session.micro_batches
-        session, model, function = self._session, self._model, self._function
-        assert function is not None
-        if session.launch.measure:
-            prober = Prober(session, model, function)
-            measuring.measure(
-                session, prober, model, data, samples, lambda: self._may_cut(data)
-            )
-        if not sizes.probes:
-            if samples > self._probed:
-                self._probed = samples
-                announcing.state_measured(session, model, data, samples, {})
-            return
-        row = slicing.bytes_of(data) / max(1, samples)
-        larger = row / self._probed_row if self._probed_row else 1.0
-        if samples <= self._probed and larger <= _LARGER:
-            return
-        self._probed = max(self._probed, samples)
-        self._probed_row = max(self._probed_row, row)
-        before = sizes.size(samples)
-        if self._prober is None:
-            self._prober = Prober(session, model, function)
-        found = self._prober.settle(
-            data, samples, lambda: self._may_cut(data), max(1.0, larger)
-        )
-        announcing.state_measured(session, model, data, samples, self._prober.graph)
-        if found is not None and self._sharing is not None:
-            session.micro_batches.settle(found.size, samples)  # the share is told
-        elif found is not None and (not self._planned or found.size != before):
-            self._planned = True
-            announcing.micro_batch_planned(
-                session, found.size, samples, found.reason, found.peak
-            )
 
     def _spec(self, data: Any) -> Any:
         """Shapes and dtypes of this fit's batches; None where it is not in one."""

@@ -19,6 +19,7 @@ from oomrun.core.jobfile.reading import Reading
 from oomrun.core.kubernetes_spec import Claim, KubernetesSpec, NewClaim
 from oomrun.core.spec import (
     AUTO,
+    BasicAuth,
     BatchSpec,
     CheckpointSpec,
     Command,
@@ -33,6 +34,8 @@ from oomrun.core.spec import (
     RecoverySpec,
     RestartLimits,
     Script,
+    Secret,
+    Tls,
 )
 
 __all__ = ["Examination", "decode", "examine", "load"]
@@ -136,7 +139,7 @@ def _spec(found: Reading) -> JobSpec:
         memory=_memory(found),
         recovery=_recovery(given),
         checkpoint=_checkpoint(given, name),
-        metrics=MetricsSpec(**_some(given, "metrics", listen="listen")),
+        metrics=_metrics(given),
         kubernetes=_kubernetes(found),
         **_some(given, "", strategy="strategy"),
     )
@@ -197,6 +200,36 @@ def _memory(found: Reading) -> MemorySpec:
     if limit != AUTO and values.get("mode") != "preallocate":
         values["mode"] = "limit"
     return MemorySpec(**values)
+
+
+def _metrics(given: Mapping[str, object]) -> MetricsSpec:
+    values = _some(
+        given,
+        "metrics",
+        listen="listen",
+        textfile="textfile",
+        pushgateway="pushgateway",
+    )
+    tls = _some(
+        given,
+        "metrics.tls",
+        certificate="certificate",
+        key="key",
+        client_ca="client_ca",
+    )
+    if tls:
+        values["tls"] = Tls(**tls)
+    values["token"] = _secret(given, "metrics.token")
+    user = given.get("metrics.basic_auth.user")
+    password = _secret(given, "metrics.basic_auth.password")
+    if user is not None and password is not None:
+        values["basic_auth"] = BasicAuth(user=str(user), password=password)
+    return MetricsSpec(**values)
+
+
+def _secret(given: Mapping[str, object], section: str) -> Secret | None:
+    found = _some(given, section, file="file", variable="env")
+    return Secret(**found) if found else None
 
 
 def _recovery(given: Mapping[str, object]) -> RecoverySpec:

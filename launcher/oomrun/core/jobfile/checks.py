@@ -24,6 +24,7 @@ def check(reading: Reading) -> None:
     _one_device(reading)
     _headroom(reading)
     _checkpoint_dir(reading)
+    _metrics(reading)
     checks_command.check(reading)
     checks_kubernetes.check(reading)
 
@@ -128,3 +129,26 @@ def _checkpoint_dir(reading: Reading) -> None:
         if match.group(1) != "name":
             wrong = f"expected {{name}} as the only placeholder, got {match.group()}"
             reading.report("checkpoint.dir", wrong)
+
+
+def _metrics(reading: Reading) -> None:
+    wrong_already = {problem.path for problem in reading.problems}
+    for section in ("metrics.token", "metrics.basic_auth.password"):
+        given = [key for key in ("file", "env") if f"{section}.{key}" in reading.places]
+        if section in reading.places.keys() - wrong_already and len(given) != 1:
+            wrong = f"expected one of the keys file and env, got {len(given) or 'none'}"
+            reading.report(section, wrong)
+    if "metrics.token" in reading.places and "metrics.basic_auth" in reading.places:
+        wrong = "metrics.token and metrics.basic_auth exclude each other"
+        reading.report("metrics.basic_auth", wrong, "keep one of them")
+    textfile = reading.values.get("metrics.textfile")
+    if isinstance(textfile, str) and not textfile.endswith(".prom"):
+        wrong = f"expected a name that ends in .prom, got {textfile}"
+        reading.report("metrics.textfile", wrong, "node_exporter reads no others")
+    if "metrics.listen" not in reading.values or reading.values["metrics.listen"]:
+        return
+    for key in ("tls", "token", "basic_auth"):
+        path = f"metrics.{key}"
+        if path in reading.places:
+            wrong = f"{path} is for metrics.listen, which is none"
+            reading.report(path, wrong, "leave one of them out")

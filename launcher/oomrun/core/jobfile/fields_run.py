@@ -125,6 +125,53 @@ CHECKPOINT = Section(
     ),
 )
 
+_SECRET = (
+    Field(
+        key="file",
+        kind=values.PATH,
+        about="A file that holds it; blanks and line breaks at its ends do not count.",
+        examples=("secrets/metrics",),
+    ),
+    Field(
+        key="env",
+        kind=values.SECRET_VARIABLE,
+        about=(
+            "The variable of oomrun's own environment that holds it. The script does "
+            "not get to see it."
+        ),
+        examples=("METRICS_SECRET",),
+    ),
+)
+
+_TLS = Section(
+    "a mapping such as {certificate: server.pem, key: server.key}",
+    (
+        Field(
+            key="certificate",
+            kind=values.PATH,
+            about="The server's certificate, PEM, with those between it and the root.",
+            examples=("server.pem",),
+            required=True,
+        ),
+        Field(
+            key="key",
+            kind=values.PATH,
+            about="The key of the certificate, PEM, without a password.",
+            examples=("server.key",),
+            required=True,
+        ),
+        Field(
+            key="client_ca",
+            kind=values.PATH,
+            about=(
+                "The root of the clients' certificates, PEM. With it, only clients "
+                "that have such a certificate get any answer."
+            ),
+            examples=("clients.pem",),
+        ),
+    ),
+)
+
 METRICS = Section(
     'a mapping such as {listen: "127.0.0.1:9464"}',
     (
@@ -139,15 +186,63 @@ METRICS = Section(
             examples=("0.0.0.0:9464", "none"),
         ),
         Field(
+            key="tls",
+            kind=_TLS,
+            about="Serve https alone.",
+            examples=({"certificate": "server.pem", "key": "server.key"},),
+        ),
+        Field(
+            key="token",
+            kind=Section("a mapping such as {file: PATH} or {env: NAME}", _SECRET),
+            about=(
+                "Answer scrapes only with this bearer token. `/healthz` and `/readyz` "
+                "stay open. Use it with `tls`: the token is sent as it is."
+            ),
+            examples=({"file": "secrets/metrics"},),
+        ),
+        Field(
+            key="basic_auth",
+            kind=Section(
+                "a mapping such as {user: prometheus, password: {file: PATH}}",
+                (
+                    Field(
+                        key="user",
+                        kind=values.USER,
+                        about="The user's name.",
+                        examples=("prometheus",),
+                        required=True,
+                    ),
+                    Field(
+                        key="password",
+                        kind=Section(
+                            "a mapping such as {file: PATH} or {env: NAME}", _SECRET
+                        ),
+                        about="The user's password.",
+                        examples=({"env": "METRICS_PASSWORD"},),
+                        required=True,
+                    ),
+                ),
+            ),
+            about="The same with a user and a password instead of a token.",
+            examples=({"user": "prometheus", "password": {"env": "METRICS_PASSWORD"}},),
+        ),
+        Field(
             key="textfile",
             kind=values.PATH,
-            about="A file for node_exporter's textfile collector.",
+            about=(
+                "A file for node_exporter's textfile collector, written anew every 15 "
+                "seconds and at the end of the run; it stays. Its name must end in "
+                "`.prom`, and no other run may have the same."
+            ),
             examples=("/var/lib/node_exporter/oomrun.prom",),
         ),
         Field(
             key="pushgateway",
             kind=values.URL,
-            about="A Prometheus Pushgateway.",
+            about=(
+                "A Prometheus Pushgateway that is told how the run stood at its end, "
+                "once. It keeps that until somebody deletes it."
+            ),
             examples=("http://gateway:9091",),
         ),
     ),

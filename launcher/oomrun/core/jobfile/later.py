@@ -89,18 +89,6 @@ LATER = (
         found=_remote,
     ),
     Later(
-        path="metrics.textfile",
-        about="The whole key.",
-        instead="use metrics.listen",
-        refused={},
-    ),
-    Later(
-        path="metrics.pushgateway",
-        about="The whole key.",
-        instead="use metrics.listen",
-        refused={},
-    ),
-    Later(
         path="kubernetes.gpus",
         about="More than one GPU for each pod.",
         instead="use gpus: 1",

@@ -123,12 +123,33 @@ def _later() -> Iterator[str]:
 
 
 def example_yaml(path: str, value: Json) -> str:
-    """One key with a value, with the sections that it stands in."""
-    *sections, key = path.split(".")
-    text = f"{key}: {flow(value)}"
-    for section in reversed(sections):
-        text = f"{section}: {{{text}}}"
-    return text
+    """One key with a value, in its sections; an inner one with all that it needs."""
+    first, *inner = path.split(".")
+    if inner:
+        section = _section_of(_field_of(JOB, first).kind)
+        value = {inner[0]: _within(_field_of(section, inner[0]).kind, inner[1:], value)}
+    return f"{first}: {flow(value)}"
+
+
+def _within(kind: Kind, keys: list[str], value: Json) -> Json:
+    if not keys:
+        return value
+    section, key = _section_of(kind), keys[0]
+    inner = _within(_field_of(section, key).kind, keys[1:], value)
+    return {
+        field.key: inner if field.key == key else field.examples[0]
+        for field in section.fields
+        if field.required or field.key == key
+    }
+
+
+def _section_of(kind: Kind) -> Section:
+    options = kind.options if isinstance(kind, OneOf) else (kind,)
+    return next(option for option in options if isinstance(option, Section))
+
+
+def _field_of(section: Section, key: str) -> Field:
+    return next(field for field in section.fields if field.key == key)
 
 
 def flow(value: Json) -> str:

@@ -54,4 +54,8 @@ checkpoint:
 
 # metrics:
 #   listen: "127.0.0.1:9464" # for Prometheus; none opens no port
+
+# kubernetes: # for `oomrun submit` and `oomrun render`
+#   image: registry/team/train:1 # such as
+#   volume: {{size: 100GiB}} # such as; what the run is kept on
 """

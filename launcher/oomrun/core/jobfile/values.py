@@ -16,7 +16,8 @@ _UUID_PATTERN = r"^(?:GPU|MIG)-[0-9A-Za-z/-]{4,}$"
 _VARIABLE_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _LISTEN_PATTERN = r"^(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"
 _STEPS_PATTERN = r"^[1-9][0-9]{0,11} ?steps?$"
-_URL_PATTERN = r"^https?://[^ ]+$"
+_URL_PATTERN = r"^https?://[^ @]+$"
+_USER_PATTERN = r"^[^:]+$"  # a colon ends the name in what is sent
 _SHARE_TO_LEAVE_PATTERN = r"^[0-9]{1,2}(?:\.[0-9]+)? ?%$"
 
 # The job's own memory and device keys set these; two masters would contradict.
@@ -118,6 +119,12 @@ def _listen(text: str) -> Listen:
     return Listen(host=host.strip("[]"), port=int(port))
 
 
+def _url(text: str) -> str:
+    if "@" in text:
+        raise ValueError("without user and password, which would lie in the run's copy")
+    return _matching(_URL_PATTERN, text)
+
+
 NAME = Text(
     words="lower-case letters, digits and '-', at most 63 characters",
     check=_name,
@@ -161,8 +168,18 @@ INTERVAL = Text(
 LISTEN = Text(
     words="an address such as 127.0.0.1:9464", check=_listen, pattern=_LISTEN_PATTERN
 )
+SECRET_VARIABLE = Text(
+    words="the name of an environment variable",
+    check=lambda text: _matching(_VARIABLE_PATTERN, text),
+    pattern=_VARIABLE_PATTERN,
+)
+USER = Text(
+    words="a user name without a colon",
+    check=lambda text: _matching(_USER_PATTERN, text),
+    pattern=_USER_PATTERN,
+)
 URL = Text(
     words="a URL such as http://gateway:9091",
-    check=lambda text: _matching(_URL_PATTERN, text),
+    check=_url,
     pattern=_URL_PATTERN,
 )

@@ -27,7 +27,7 @@ def variables_of(model: Any) -> list[Any]:
         *(v for optimizer in optimizers_of(model) for v in optimizer.variables),
         *model.metrics_variables,
     ]:
-        found.setdefault(id(variable), variable)
+        found.setdefault(id(variable.value), variable)
     return list(found.values())
 
 
@@ -44,10 +44,10 @@ def bytes_by_kind(model: Any) -> dict[str, int]:
         "optimizer_bytes": [v for own in optimizers for v in own.variables],
         "fixed_bytes": model.variables,
     }
-    left = {id(variable): variable for variable in variables_of(model)}
+    left = {id(variable.value): variable for variable in variables_of(model)}
     found = {}
     for kind, variables in kinds.items():
-        own = [left.pop(id(variable), None) for variable in variables]
+        own = [left.pop(id(variable.value), None) for variable in variables]
         found[kind] = bytes_of(variable for variable in own if variable is not None)
     return {**found, "metrics_bytes": bytes_of(left.values())}
 
@@ -56,7 +56,7 @@ def bytes_by_kind(model: Any) -> dict[str, int]:
 def left_as_it_was(variables: Sequence[Any]) -> Iterator[None]:
     """Puts the values that the variables have now back at the end."""
     # On the host: the device has no room for a second copy of everything.
-    before = [host_copy(variable) for variable in variables]
+    before = [host_copy(variable.value) for variable in variables]
     try:
         yield
     finally:

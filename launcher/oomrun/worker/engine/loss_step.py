@@ -12,13 +12,15 @@ the gradients as loop variables: one trace for every micro-batch size.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from oomrun.worker.engine import loss_cutting, losses, slicing
+from oomrun.worker import pool
+from oomrun.worker.engine import executor, loss_cutting, losses, slicing, written
 from oomrun.worker.engine.gradients import GradientSum
 from oomrun.worker.engine.line import Line
 from oomrun.worker.engine.objects import Objects
@@ -37,7 +39,13 @@ class LossStep:
         objects: what the step trains and may change; built.
         undoable: whether a failed step is to be undone; costs a copy of what a forward
             pass may change.
+        spec: shapes and dtypes of a batch; None where nobody asks for its graph.
+        cut_as: another step of it, which says how batches are cut.
     """
+
+    #: What a step of a Keras model may be: compiled by XLA as a whole, and then lost
+    #: with all it was given where it fails.
+    by_xla = lost = False
 
     def __init__(
         self,
@@ -46,13 +54,17 @@ class LossStep:
         objects: Objects,
         *,
         undoable: bool,
+        spec: Any = None,
+        cut_as: LossStep | None = None,
     ) -> None:
         self._loss, self._optimizer, self._objects = loss, optimizer, objects
+        self._spec, self._cut_as = spec, cut_as
         self._weights = objects.trained()
         self._undoable = undoable
         self.snapshot = Snapshot(objects)
         self.line = Line()
         self._cut: loss_cutting.Cut | None = None
+        self._in_order = False
         self._whole = _compiled(self._whole_step)
         self._parts = _compiled(self._split_step)
 
@@ -72,7 +84,9 @@ class LossStep:
             tf.errors.ResourceExhaustedError: see ``line`` and ``snapshot``.
         """
         if micro_batch_size >= samples:
-            return self._whole(data)
+            in_order = executor.in_order() if self._in_order else None
+            with in_order or contextlib.nullcontext():
+                return self._whole(data)
         return self._parts(data, tf.constant(micro_batch_size, tf.int32))
 
     def cut(self, data: Any) -> loss_cutting.Cut:
@@ -84,6 +98,54 @@ class LossStep:
                 cut = dataclasses.replace(cut, found=Separability.NONE)
             self._cut = cut
         return self._cut
+
+    def graph_function(self) -> Any:
+        """The concrete function of the whole step; None where there is none.
+
+        It needs this object to live on.
+        """
+        if self._spec is None:
+            return None
+        try:
+            function = self._whole.get_concrete_function(self._spec)
+        except (TypeError, ValueError):
+            return None
+        outside = written.outside(function.graph, self._objects.variables)
+        return None if outside else function
+
+    def for_spec(self, change: Callable[[Any], Any]) -> LossStep:
+        """The same step for batches of another spec, made from its own."""
+        return self._another(None if self._spec is None else change(self._spec))
+
+    def for_trials(self) -> LossStep:
+        """A step that may be taken and undone, see ``StepFunction.for_trials``."""
+        function = self.graph_function()
+        if function is None or not written.draws_by_kernel(function.graph):
+            return self
+        return self._another(self._spec)
+
+    def without_xla(self) -> LossStep:
+        """Itself."""
+        return self
+
+    def _another(self, spec: Any) -> LossStep:
+        return LossStep(
+            self._loss, self._optimizer, self._objects, undoable=self._undoable,
+            spec=spec, cut_as=self,
+        )  # fmt: skip
+
+    def run_in_order(self, *, whole: bool) -> None:
+        """From now on runs a whole batch's operations one at a time.
+
+        Those of a part are run so wherever that helps and can be.
+        """
+        self._in_order = self._in_order or whole
+
+    @property
+    def _how_to_cut(self) -> loss_cutting.Cut:
+        cut = (self._cut_as or self)._cut
+        assert cut is not None
+        return cut
 
     def _whole_step(self, data: Any) -> tf.Tensor:
         self._begin()
@@ -104,12 +166,14 @@ class LossStep:
                 data, start, tf.minimum(start + micro_batch_size, samples)
             )
 
-        divisors, dtype, example = self._scout(part)
+        divisors, dtype, example, suits = self._scout(part)
         totals = self._total_divisors(part, passes, divisors)
         total = GradientSum(example, self._weights, passes)
+        in_order = suits and pool.limit_bytes() is not None
+        one_pass = executor.ordered(self._part) if in_order else self._part
 
         def body(index: tf.Tensor, loss: tf.Tensor, *state: Any) -> Any:
-            value, gradients = self._part(part(index), samples, totals)
+            value, gradients = one_pass(part(index), samples, totals)
             return (index + 1, loss + value, *total.add(state, index, gradients))
 
         _, loss, *state = tf.while_loop(
@@ -125,32 +189,38 @@ class LossStep:
         self, data: Any, whole: tf.Tensor, totals: list[tf.Tensor | None]
     ) -> tuple[tf.Tensor, list[Any]]:
         """What a part adds to the loss of the whole batch, and to its gradients."""
-        assert self._cut is not None
+        cut = self._how_to_cut
         samples = slicing.rows(data)
         reductions = loss_cutting.Reductions(samples, whole, totals)
         share = tf.cast(samples, tf.float64) / tf.cast(whole, tf.float64)
         with tf.GradientTape() as tape:
             with (
-                loss_cutting.correcting(reductions if self._cut.corrected else None),
+                loss_cutting.correcting(reductions if cut.corrected else None),
                 losses.tracking_shares(self._objects, share),
             ):
                 loss = loss_cutting.mean(self._loss(data), data)
-            if self._cut.found is not Separability.SUM:
+            if cut.found is not Separability.SUM:
                 loss *= tf.cast(share, loss.dtype)
             scaled = self._optimizer.scale_loss(loss)
         return loss, tape.gradient(scaled, self._weights)
 
     def _scout(
         self, part: Callable[[tf.Tensor], Any]
-    ) -> tuple[losses.Divisors, tf.DType, list[Any]]:
-        """Traces one part without running it: its losses and its gradients' kinds."""
+    ) -> tuple[losses.Divisors, tf.DType, list[Any], bool]:
+        """Traces one part without running it.
+
+        Returns:
+            Its losses, their dtype, its gradients' kinds, and whether its operations
+            can be run one at a time.
+        """
         divisors = losses.Divisors()
         graph = tf.__internal__.FuncGraph("oomrun_scout")
         with graph.as_default():
             data = part(tf.constant(0))
             with tf.GradientTape() as tape, losses.correcting(divisors):
                 loss = loss_cutting.mean(self._loss(data), data)
-            return divisors, loss.dtype, tape.gradient(loss, self._weights)
+            gradients = tape.gradient(loss, self._weights)
+        return divisors, loss.dtype, gradients, executor.suits(graph)
 
     def _total_divisors(
         self,
@@ -163,8 +233,7 @@ class LossStep:
         Only Keras's own losses over masks or weights have them. What the pass changes
         is put back.
         """
-        assert self._cut is not None
-        if not (self._cut.corrected and divisors.needed):
+        if not (self._how_to_cut.corrected and divisors.needed):
             return [None] * len(divisors.values)
 
         def body(index: tf.Tensor, *sums: tf.Tensor) -> Any:
@@ -198,8 +267,8 @@ class LossStep:
             self._optimizer.apply_gradients(zip(behind, self._weights, strict=True))
 
 
-def _compiled(step: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+def _compiled(step: Callable[..., tf.Tensor]) -> Any:
     # The script's own part is converted by itself; ours is not to be.
-    return tf.function(  # type: ignore[no-any-return]
+    return tf.function(
         tf.autograph.experimental.do_not_convert(step), reduce_retracing=True
     )

@@ -61,11 +61,21 @@ class Objects:
         self._of_optimizer = optimizer
 
     @property
+    def things(self) -> list[Any]:
+        """The objects, the optimizer behind all others."""
+        return list(self._things)
+
+    @property
     def kinds(self) -> list[str]:
         """The classes of the objects, in their order."""
         return [type(thing).__name__ for thing in self._things]
 
     # -- as a model ------------------------------------------------------------
+
+    @property
+    def optimizer(self) -> Any:
+        """The one of the loop's steps."""
+        return self._of_optimizer
 
     @property
     def variables(self) -> list[Kept]:

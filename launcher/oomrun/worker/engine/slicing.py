@@ -11,13 +11,17 @@ import tensorflow as tf
 __all__ = [
     "as_tensors",
     "batch_size",
+    "bytes_of",
     "cut",
     "known_rows",
     "of_any_length",
     "rows",
     "sample",
+    "specs_of",
     "take",
     "traced_for",
+    "with_any_rows",
+    "with_shapes_of",
 ]
 
 
@@ -60,6 +64,11 @@ def batch_size(data: Any) -> int:
     if isinstance(value, tf.Tensor):
         return int(value.shape[0])  # known when eager; an operation would cost 0.1 ms
     return int(rows(data))
+
+
+def specs_of(data: Any) -> Any:
+    """The specs of batches like an eager one, of all sizes."""
+    return with_any_rows(keras.tree.map_structure(tf.type_spec_from_value, data))
 
 
 def with_any_rows(spec: Any) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from oomrun.worker.engine.applying import optimizers_of
 from oomrun.worker.engine.returning import NotCuttableError
 
-__all__ = ["check", "draws", "draws_by_kernel"]
+__all__ = ["check", "draws", "draws_by_kernel", "outside"]
 
 _WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparse")
 _DRAWS = (
@@ -61,13 +62,7 @@ def check(graph: Any, model: Any) -> None:
         )
         for variable in variables
     }
-    outside = {id(held): given for given, held in graph.captures}
-    for operation in graph.get_operations():
-        if not operation.type.startswith(_WRITES):
-            continue
-        given = outside.get(id(operation.inputs[0]))
-        if given is None:
-            continue
+    for given in _written(graph):
         if id(given) in weights:
             raise NotCuttableError("its step writes weights without an optimizer")
         if id(given) not in kept and not _is_seed(graph, given):
@@ -75,6 +70,27 @@ def check(graph: Any, model: Any) -> None:
                 f"its step writes {_name(graph, given)}, which Keras does not know as "
                 "the model's: keep it with add_weight, or as a keras.Variable"
             )
+
+
+def outside(graph: Any, variables: Iterable[Any]) -> bool:
+    """Whether a step writes others than ``variables``, seeds, and what undoes it."""
+    kept = {id(variable.value.handle) for variable in variables}
+    return any(
+        id(given) not in kept
+        and not _is_seed(graph, given)
+        and not _is_ours(graph, given)
+        for given in _written(graph)
+    )
+
+
+def _written(graph: Any) -> Iterator[Any]:
+    """The handles of the variables that operations of ``graph`` write."""
+    given = {id(held): given for given, held in graph.captures}
+    for operation in graph.get_operations():
+        if operation.type.startswith(_WRITES):
+            found = given.get(id(operation.inputs[0]))
+            if found is not None:
+                yield found
 
 
 def _name(graph: Any, handle: Any) -> str:
@@ -87,3 +103,8 @@ def _name(graph: Any, handle: Any) -> str:
 def _is_seed(graph: Any, handle: Any) -> bool:
     """Whether it is the state of Keras's seeds for all that has none of its own."""
     return "seed_generator_state" in _name(graph, handle)
+
+
+def _is_ours(graph: Any, handle: Any) -> bool:
+    """Whether it is a copy to undo a step by (``snapshot.py``), or the line in it."""
+    return _name(graph, handle).startswith("the variable oomrun_")

@@ -1,0 +1,126 @@
+"""Forms in which the memory of a host runs out, and of processes that were killed.
+
+See ``log_forms``.
+"""
+
+from __future__ import annotations
+
+from oomrun.core.log_form import Form, form
+
+__all__ = ["HOST_GENERAL", "HOST_MEMORY"]
+
+HOST_MEMORY: tuple[Form, ...] = (
+    # ----- memory of the host -----
+    form(
+        "host_killed",
+        "error",
+        r"\boom[-_]kill(?:er)? event",
+        r"exceeded \d+% memory budget|\bKilledWorker\b",
+        r"\bOOM ?Killed\b",
+        r"Detected \d+ oom",
+        r"cgroup out-of-memory handler",
+        r"ran out-of-memory and exited",
+        r"task[ s\d,\[\]-]{0,40}: Out Of Memory",
+        r"JobState=OUT_OF_MEMORY|\bState[:=]? *OUT_OF_ME|\bOUT_OF_ME(?:M|MORY)?\b\+?"
+        r".{0,20}\b0:125",
+        r"low on resource: memory",
+        r"node had condition: \[?MemoryPressure",
+        r"(?:exceeded|exceeds|over|beyond|above) (?:\w+ ){0,2}"
+        r"(?:memory|mem|RSS|vmem|rss|virtual memory|physical memory) (?:limit|request)",
+        r"[Mm]emory (?:limit )?.{0,40}exceeded.{0,60}\bkill",
+        r"\bkill\w{0,3}\b.{0,120}(?:\bout of memory\b|running low on memory"
+        r"|due to (?:memory|the OOM)|by the (?:Linux |kernel )?OOM[- ]?[Kk]iller)",
+        r"OutOfMemoryError: Task was killed",
+        r"due to the node running low on memory",
+        r"(?:OOM|oom|out-of-memory)[- ][Kk]iller (?:has )?kill\w*",
+        r"TERM_MEMLIMIT",
+        r"systemd-oomd killed|\bearlyoom\b.{0,80}(?:kill|SIG)",
+        r"Failed with result 'oom-kill'",
+        r"A process of this unit has been killed by the OOM killer",
+        r"used more memory than|Container killed on request.{0,40}Exit code is 137",
+        r"is running beyond (?:physical|virtual) memory limits",
+    ),
+    form(
+        "shm",
+        "killed",
+        r"^(?:.{0,200}\bline \d+: {0,8}\d+ )?Bus error\b",
+        r"(?:signal|SIG) ?(?:7\b|\(?SIGBUS)|\bSIGBUS\b|exited on signal 7",
+        r"Fatal Python error: Bus error",
+    ),
+    form(
+        "host_killed",
+        "killed",
+        r"^Killed$|\bline \d+: {0,8}\d+ Killed\b",
+        r"\bkilled by signal: Killed\b",
+        r"\b[Ss]ignal 9\b",
+        r"(?:\(|[Rr]eceived |by |[Ss]ignal |Signals\.|of )SIGKILL\b",
+        r"\b9 ?\(Killed\)|\(Killed\)$",
+        r"[Ee]xit(?:ed)?[ _-]?(?:with )?(?:error )?(?:code|status)?\W{1,8}(?:137|-9)\b",
+        r"\bcode (?:137|-9)\b",
+    ),
+    form(
+        "host_allocator",
+        "error",
+        r"\b(?:OOM|[Oo]ut of memory)\b.{0,400}\bby allocator (?:mkl)?(?:cpu|CPU)\b",
+        r"\b(?:OOM|[Oo]ut of memory)\b.{0,400}\bby allocator bfc_cpu",
+        r"Allocator \((?:bfc_cpu|mklcpu|mkl_bfc|cpu)\w{0,40}\) ran out of memory",
+        r"^(?:[\w.]{0,80}[.:] ?)?_?(?:Array)?MemoryError(?=:|$| \()",
+        r"(?:Error|Exception): .{0,80}(?<![\w.])_?(?:Array)?MemoryError(?:\(|:|$)",
+        r"(?:INTERNAL|UNKNOWN|Internal|Unknown)\b.{0,40}: _?(?:Array)?MemoryError\b",
+        r"Unable to allocate \S+ \w+ for an array",
+        r"[a-z]: MemoryError:",
+        r"\bbad_alloc\b(?!\w)",
+        r"St9bad_alloc",
+        r"DefaultCPUAllocator: .*memory|not enough memory: you tried to allocate",
+        r"\b[Cc]annot allocate memory\b",
+        r"\[Errno 12\]|\bENOMEM\b",
+        r"memory for the batch of component",
+        r"\b[Oo]ut of memory\b.{0,60}\b(?:cudaHostAlloc|cudaMallocHost)",
+        r"(?:cudaHostAlloc|cudaMallocHost)\b.{0,60}[Oo]ut of memory",
+        r"\bon host: CUDA_ERROR_OUT_OF_MEMORY|(?:allocate|register) pinned host memory",
+        r"pinned (?:host )?memory\b.{0,60}(?:OUT_OF_MEMORY|[Oo]ut of memory)",
+        r"java\.lang\.OutOfMemoryError|ray\.exceptions\.OutOfMemoryError",
+        r"(?:JavaScript heap|LLVM ERROR:) out of memory",
+        r"fatal error: runtime: (?:cannot allocate memory|out of memory)",
+        r"memory allocation of \d+ bytes failed",
+        r"(?:pyarrow\.lib\.)?ArrowMemoryError|malloc of size \d+ failed",
+        r"(?:malloc|calloc|realloc|mmap|posix_memalign)\(?\)?\b.{0,40}"
+        r"(?:failed|[Cc]annot allocate)",
+        r"tcmalloc: .{0,40}(?:failed|Unable)|tcmalloc: allocation failed",
+        r"(?:failed|unable) to allocate .{0,40}\b(?:on|from) (?:the )?(?:host|CPU)\b",
+        r"_?(?:virtual |Virtual )memory exhausted",
+        r"HDF5.{0,80}(?:memory allocation failed|can't allocate)",
+        r"(?:error|cv2\.error): .{0,120}Failed to allocate \d+ bytes",
+    ),
+)
+
+#: Of any program: after all that is known of devices.
+HOST_GENERAL: tuple[Form, ...] = (
+    form(
+        "gpu_allocator",
+        "error",
+        r"ErrorOutOfDeviceMemory|[Dd]evice memory allocation\b.{0,60}\bfailed",
+        r"(?:GPU|VRAM|[Dd]evice|HBM)\b.{0,40}\b(?:is|ran) out of memory",
+    ),
+    form(
+        "host_allocator",
+        "error",
+        r"\bOutOfMemory(?:Error|Exception)?(?=\(|:|$)|ErrorOutOfHostMemory",
+        r"(?i:\b(?:error|fatal|exception|panic)\b.{0,80}: (?:out of|insufficient) mem)",
+        r"^[Oo]ut of memory[.!:]?$|\b[Mm]emory allocation failed\b",
+        r"[Cc]ould not allocate \d",
+    ),
+    # Words alone: a guess.
+    form(
+        "gpu_allocator",
+        "status",
+        r"(?i:\b(?:cuda|gpu|device|hbm)\b.{0,120}\bout of memory\b)",
+        r"(?i:\bout of memory\b.{0,60}\b(?:cuda|gpu|device)\b)",
+    ),
+    form(
+        "host_allocator",
+        "status",
+        r"(?i:\b(?:error|failed|failure|fatal|aborted)\b.{0,120}\bout of memory\b)",
+        r"(?i:\bout of memory\b.{0,60}\b(?:error|abort\w{0,3}|exiting|failed))",
+    ),
+)

@@ -1,0 +1,137 @@
+"""Forms that use the words of memory and mean something else, or another memory.
+
+Covers: harmless lines, limits of gRPC and protobuf, shared memory, disks, faults of
+devices, set-ups that cannot work. See ``log_forms``.
+"""
+
+from __future__ import annotations
+
+from oomrun.core.log_form import EXHAUSTED, Form, form
+
+__all__ = ["NOT_DEVICE_MEMORY"]
+
+NOT_DEVICE_MEMORY: tuple[Form, ...] = (
+    form(
+        "host_killed",
+        "kernel",
+        r"\bKill(?:ed)? process \d+",
+        r"\boom-kill:constraint=",
+        r"\boom_reaper: ",
+        r"\binvoked oom-killer\b",
+    ),
+    form(
+        "gpu_allocator",
+        "harmless",
+        r"caller indicates that this is not a failure",
+        r"redzone checking; skipping",
+        r"allocat\w{0,3}\b.{0,80}\b(?:this is benign|not (?:a|an) (?:failure|error))",
+        r"re-allocate a larger region to avoid OOM",
+        r"rematerialization; only reduced to",
+    ),
+    form(
+        "host_allocator",
+        "harmless",
+        r"Allocation of \d+ exceeds \d+% of (?:free )?system memory",
+    ),
+    # Advice, and names of settings and tests.
+    form(
+        "crash",
+        "harmless",
+        r"(?i:\b(?:avoid|prevent|reduce|tip:|if you|in case of|whenever|should you|may "
+        r"cause|can cause|might cause|could cause|to fix|handles?|without|caught"
+        r"|catch)\b"
+        r".{0,60}\b(?:out[ -]of[ -]memory|oom)\b(?!.{0,200}\bTried to alloc))",
+        r"\b(?:PASSED|SKIPPED)$|\bOOM ?Killed\W{1,5}(?:false|no|0)\b",
+    ),
+    # The same status and the same words, for what is no memory.
+    form(
+        "grpc",
+        "error",
+        r"message larger than max",
+        r"[Mm]essage (?:size )?exceeds (?:the )?max",
+        r"trying to send message larger than max",
+        r"grpc: received message (?:larger|after decompression larger)",
+    ),
+    form(
+        "protobuf_limit",
+        "error",
+        r"larger than 2 ?GB",
+        r"maximum protobuf size of 2 ?GB",
+        r"GraphDef cannot be larger than",
+        r"serialize message of type",
+        r"protocol message was rejected because it was too big",
+        r"exceeds (?:the )?(?:maximum )?(?:protobuf|protocol buffer|2 ?GB)\b.{0,40}"
+        r"(?:limit|size|2 ?GB)",
+        r"exceeded maximum protobuf size",
+        r"Exceeds maximum protobuf size",
+        r"(?:[Pp]rotobuf|[Pp]roto|[Mm]essage|GraphDef|[Mm]odel)\b.{0,80}"
+        r"\b(?:2 ?GB|2 ?GiB|2147483647|2147483648)\b",
+        r"EncodeError: Failed to serialize proto",
+    ),
+    form(
+        "shm",
+        "error",
+        r"workers? (?:is|are) out of shared memory",
+        r"raise your shared memory limit",
+        r"insufficient shared memory",
+        r"No space left on device\b.{0,120}/dev/shm|/dev/shm\b.{0,120}"
+        r"(?:No space left on device|\bis full\b|Bus error|Cannot allocate)",
+        r"unable to (?:open|write to|allocate|resize|create) .{0,20}shared memory",
+        r"(?:Error while creating|failed to create) shared memory segment",
+        r"shared memory (?:object|segment|store)\b.{0,80}(?:No space left|is full)",
+        r"(?:torch_|/dev/shm|shm)\S{0,120}>?\b.{0,60}No space left on device \(28\)",
+        r"killed by signal: Bus error",
+    ),
+    form(
+        "disk",
+        "error",
+        r"[Nn]o space left on device",
+        r"Disk quota exceeded|\bdisk is full\b",
+        r"ENOSPC\b",
+        r"EDQUOT\b",
+        r"low on resource: (?:\[?DiskPressure|ephemeral-storage|inodes|imagefs|nodefs)",
+        r"(?:node had condition: \[|\b)DiskPressure\b",
+        r"[Ee]phemeral (?:local )?storage usage exceeds",
+        r"exceeds.{0,60}ephemeral.storage",
+        r"Usage of EmptyDir volume .{0,80} exceeds the limit",
+        r"There is not enough space on the disk|[Nn]ot enough (?:free )?disk space",
+        r"[Ff]ile write failed: .{0,200}(?:errno = 28|errno = 122)",
+        # TensorFlow 1 said no more than the file's name.
+        EXHAUSTED + r"(?:/|\.{1,2}/|[\w.-]{1,80}/)\S{0,400}(?:$|;| \[)",
+        r"tempstate\d{6,}",
+    ),
+    # A size that no device ever had is a length that was read wrong.
+    form("crash", "other", r"more than 1EB memory"),
+    form(
+        "hardware",
+        "other",
+        r"CUDA_ERROR_(?:NVLINK|ECC|HARDWARE)",
+        r"uncorrectable (?:NVLink|ECC)",
+        r"\bNVRM: Xid\b|GPU has fallen off the bus|GPU is lost",
+    ),
+    form(
+        "device_fault",
+        "other",
+        r"CUDA_ERROR_(?:ILLEGAL|MISALIGNED|LAUNCH_FAILED|ASSERT"
+        r"|LAUNCH_OUT_OF_RESOURCES|UNKNOWN\b)",
+        r"illegal memory access|misaligned address",
+        r"device-side assert",
+        r"too many resources requested for launch",
+        r"unspecified launch failure",
+        r"cudaErrorIllegalAddress",
+    ),
+    form(
+        "misconfiguration",
+        "other",
+        r"CUDA driver version is insufficient",
+        r"no (?:CUDA-capable device|CUDA GPUs are available)",
+        r"(?:CUDA_ERROR_NO_DEVICE|CUDA_ERROR_INVALID_DEVICE|CUDA_ERROR_COMPAT)",
+        r"invalid device ordinal",
+        r"no kernel image is available",
+        r"Loaded runtime CuDNN library: .{0,80} but source was compiled with",
+        r"Could not load dynamic library|cannot open shared object file",
+        r"^(?:ModuleNotFoundError|ImportError)\b",
+        r"can't open file .{0,200}No such",
+        r"(?:command not found|unrecognized arguments:)",
+    ),
+)

@@ -1,0 +1,75 @@
+"""Forms of failures that have nothing to do with memory.
+
+See ``log_forms``.
+"""
+
+from __future__ import annotations
+
+from oomrun.core.log_form import Form, form
+
+__all__ = ["NO_MEMORY"]
+
+NO_MEMORY: tuple[Form, ...] = (
+    # ----- no memory at all -----
+    form(
+        "preemption",
+        "other",
+        r"\bDUE TO (?:PREEMPTION|TIME LIMIT|NODE FAILURE)|CANCELLED (?:AT|by)\b",
+        r"\b(?:[Pp]reempted|[Pp]reempting|PREEMPTED)\b",
+        r"(?:[Ss]pot|[Pp]reemptible) (?:instance|VM|node)\b.{0,60}"
+        r"(?:interrupt|terminat|reclaim|shut)",
+        r"failed liveness probe|job killed: walltime|[Ww]all ?time .{0,40}exceeded",
+        r"[Ee]xceeded (?:hard )?(?:wall ?time|time limit)|[Cc]ancell?ed by user",
+        r"DeadlineExceeded|active longer than specified deadline",
+        r"(?:[Rr]eceived|[Gg]ot|[Cc]aught) (?:signal )?(?:SIGTERM|15\b|termination)",
+        r"TaintManagerEviction|NodeShutdown|node is (?:being )?(?:drained|shutting)",
+        r"DisruptionTarget|TERM_OWNER|TERM_RUNLIMIT|JobState=(?:PREEMPTED|TIMEOUT)",
+    ),
+    form(
+        "hang",
+        "other",
+        r"Watchdog caught collective operation timeout",
+        r"Stalled (?:ranks|ops):|waiting for remainder of ranks for more than",
+        r"(?:collective|[Rr]endezvous|barrier|heartbeat)\b.{0,120}\btimed? ?out\b",
+        r"Timed out waiting for .{0,40}(?:clients|workers|ranks|peers)",
+        r"blocked for more than \d+ seconds",
+    ),
+    form(
+        "preemption",
+        "killed",
+        r"^Terminated$|\bline \d+: {0,8}\d+ Terminated\b",
+        r"(?:[Ee]xit|status)\w{0,6}(?: with)?(?: status)?(?: code)?"
+        r"\W{1,3}(?:143|-15)\b",
+    ),
+    form(
+        "peer_lost",
+        "other",
+        r"^(?:[\w.]{0,80}\.)?(?:UnavailableError|AbortedError|CancelledError|UnknownError"
+        r"|HorovodInternalError|Connection\w{1,20}Error|BrokenPipeError"
+        r"|DistBackendError)(?=:|$)",
+        r"[Hh]orovod detected that one or more processes",
+        r"\bChildFailedError\b",
+        r"mpirun (?:noticed|has exited)|Primary job\s+terminated",
+        r"Connection (?:reset|closed) by (?:remote )?peer",
+        r"Socket closed",
+        r"Horovod has been shut down",
+        r"Broken pipe",
+        r"Collective ops is aborted by",
+        r"[Cc]onnection refused",
+        r"(?:worker|peer|rank)\b.{0,60}\b(?:disappeared|unreachable|is gone|has died)",
+    ),
+    form(
+        "threads",
+        "other",
+        r"pthread_create\(?\)? failed|can't start new thread",
+        r"[Rr]esource temporarily unavailable|Too many open files",
+    ),
+    form(
+        "crash",
+        "other",
+        # The last line of a traceback, whatever was raised.
+        r"^(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit)"
+        r"(?=:|$)",
+        r"Segmentation fault|SIGSEGV|Check failed:|core dumped",
+    ),
+)

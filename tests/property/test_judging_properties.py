@@ -1,0 +1,110 @@
+"""Whatever a log holds, it is judged, and in time that grows with its length."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oomrun.cli.log_file import excerpt
+from oomrun.core.judging import judge
+from oomrun.core.log_forms import FORMS, MAY_MATTER
+from oomrun.core.log_lines import lines, unwrapped
+from oomrun.core.remedies import LEVERS
+from oomrun.core.verdict import clues_of, to_json
+
+DATA = Path(__file__).parents[1] / "data"
+TEXTS = [
+    json.loads(line)["text"]
+    for name in ("oom_logs.jsonl", "own_failures.jsonl")
+    for line in (DATA / name).read_text().splitlines()
+]
+PIECES = sorted({line[:300] for text in TEXTS for line in text.splitlines()})
+
+logs = st.lists(
+    st.one_of(st.sampled_from(PIECES), st.text(max_size=80)), max_size=12
+).map("\n".join)
+evidence = st.dictionaries(
+    st.sampled_from(
+        [
+            "cgroup_oom_kill",
+            "k8s_reason",
+            "worker_pids",
+            "slurm_state",
+            "shm_free_bytes",
+        ]
+    ),
+    st.one_of(
+        st.none(),
+        st.integers(),
+        st.text(max_size=9),
+        st.lists(st.integers(), max_size=2),
+    ),
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(logs, st.one_of(st.none(), st.integers(-70, 260)), evidence)
+def test_any_log_gets_a_verdict(
+    text: str, exit_code: int | None, known: dict[str, object]
+) -> None:
+    found = judge(clues_of(text, exit_code, known))
+    assert json.loads(json.dumps(to_json(found)))["summary"]
+    assert 0 <= found.confidence <= 1
+    assert set(found.levers) <= set(LEVERS)
+    assert found.is_oom or found.kind in (
+        "not_oom", "disk", "grpc", "protobuf_limit", "host_allocator"
+    )  # fmt: skip
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.text(max_size=2000))
+def test_no_word_of_a_log_is_lost(text: str) -> None:
+    assert all(line.text for line in lines(text))
+    put = unwrapped(text)
+    if put is not None:
+        words = "".join("".join(text.splitlines()).split())
+        assert "".join("".join(put.splitlines()).split()) == words
+
+
+@pytest.mark.parametrize("text", TEXTS[::7])
+def test_the_words_that_matter_are_of_all_forms(text: str) -> None:
+    """The filter before the forms must let through whatever one of them takes."""
+    for line in lines(text):
+        if any(form.pattern.search(line.text) for form in FORMS):
+            assert MAY_MATTER.search(line.text)
+
+
+def test_a_line_may_be_as_bad_as_it_likes() -> None:
+    for piece in (
+        "a.",
+        "OOM ",
+        "cudaA ",
+        "[1]",
+        "(pid=1 ",
+        "Error.A",
+        "NCCL WARN Cuda ",
+    ):
+        assert judge(clues_of(piece * 100_000, 1)).cause is not None
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.binary(max_size=4096))
+def test_any_bytes_can_be_read(raw: bytes) -> None:
+    found = excerpt(io.BytesIO(raw))
+    assert found.problem or found.size_bytes == len(raw)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 3_000_000), st.integers(0, 3_000_000))
+def test_a_line_is_found_wherever_it_is_in_a_long_log(before: int, after: int) -> None:
+    filler = b"step 3 of 9, all is well\n"
+    oom = b"CUDA out of memory. Tried to allocate 7 GiB\n"
+    log = filler * (before // 25) + oom + filler * (after // 25)
+    found = excerpt(io.BytesIO(log))
+    assert oom.decode().strip() in found.text
+    assert len(found.text) < 2**20

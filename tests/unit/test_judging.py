@@ -1,0 +1,205 @@
+"""What went wrong, from a log and what is known beside it: any program's.
+
+``oom_logs.jsonl``: labelled by others. ``own_failures.jsonl``: written by us before the
+rules were tried on them. Both with every prefix that launchers put before lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oomrun.core.causes import Cause
+from oomrun.core.judging import judge
+from oomrun.core.remedies import LEVERS
+from oomrun.core.verdict import Verdict, clues_of, to_json
+
+DATA = Path(__file__).parents[1] / "data"
+FACTS = ("device", "shape", "dtype", "requested_bytes")
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DATA / name).read_text().splitlines()]
+
+
+LABELLED = rows("oom_logs.jsonl")
+OWN = rows("own_failures.jsonl")
+
+
+def verdict(
+    text: str, exit_code: int | None = 1, evidence: dict[str, Any] | None = None
+) -> Verdict:
+    return judge(clues_of(text, exit_code, evidence))
+
+
+def judged(row: dict[str, Any], text: str | None = None) -> dict[str, Any]:
+    said = row["text"] if text is None else text
+    return to_json(verdict(said, row["exit_code"], row["evidence"]))
+
+
+@pytest.mark.parametrize("row", LABELLED, ids=[row["id"] for row in LABELLED])
+def test_labelled_logs(row: dict[str, Any]) -> None:
+    found = judged(row)
+    assert found["is_oom"] is row["is_oom"]
+    assert found["kind"] in {row["kind"], *(["unknown"] if row["ambiguous"] else [])}
+    assert {fact: found[fact] for fact in FACTS} == {fact: row[fact] for fact in FACTS}
+    assert set(found["levers"]) & set(row["lever"])
+
+
+@pytest.mark.parametrize("row", OWN, ids=[row["id"] for row in OWN])
+def test_our_own_texts(row: dict[str, Any]) -> None:
+    found = judged(row)
+    assert found["is_oom"] is row["is_oom"]
+    assert found["kind"] == row["kind"]
+    assert {fact: found[fact] for fact in row["facts"]} == row["facts"]
+    assert found["levers"]
+    assert set(found["levers"]) <= set(LEVERS)
+    assert found["summary"]
+    assert "\n" not in found["summary"]
+
+
+def each(form: str) -> Callable[[str], str]:
+    return lambda text: "\n".join(form % line for line in text.splitlines())
+
+
+PUT_AROUND: dict[str, Callable[[str], str]] = {
+    "iso": each("2029-04-05T06:07:08.123456789Z %s"),
+    "logging": each("2029-04-05 06:07:08,123 - trainer.main - ERROR - %s"),
+    "loguru": each("2029-04-05 06:07:08.123 | ERROR    | app.main:run:7 - %s"),
+    "cri": each("2029-04-05T06:07:08.1Z stderr F %s"),
+    "syslog": each("Apr  5 06:07:08 gpu-01 python3[4411]: %s"),
+    "torchrun": each("[rank7]: %s"),
+    "mpi": each("[1,7]<stderr>:%s"),
+    "srun": each("7: %s"),
+    "compose": each("trainer-1  | %s"),
+    "stern": each("[pod/train-0/main] %s"),
+    "ray": each("(RayTrainWorker pid=811, ip=10.0.0.7) %s"),
+    "colour": each("\x1b[31;1m%s\x1b[0m"),
+    "json": lambda text: "\n".join(
+        json.dumps({"log": line + "\n", "stream": "stderr"})
+        for line in text.splitlines()
+    ),
+    "windows": lambda text: text.replace("\n", "\r\n"),
+    "languages": lambda text: f"加载数据…\nLade Daten …\n{text}\n日志结束\nEnde.",
+}
+
+
+@pytest.mark.parametrize("around", PUT_AROUND)
+def test_what_is_put_around_lines_changes_nothing(around: str) -> None:
+    wrong = []
+    for row in [*OWN[::2], *LABELLED[::4]]:
+        found = judged(row, PUT_AROUND[around](row["text"]))
+        if (found["is_oom"], found["kind"]) != (row["is_oom"], row["kind"]):
+            wrong.append(row["id"])
+    assert [name for name in wrong if not ambiguous(name)] == []
+
+
+def ambiguous(name: str) -> bool:
+    return any(row["id"] == name and row["ambiguous"] for row in LABELLED)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_lines_that_were_wrapped_are_put_together(width: int) -> None:
+    texts = [row for row in OWN if len(row["text"]) > width]
+    wrong = [row["id"] for row in texts if wrapped(row, width) != row["kind"]]
+    assert len(wrong) <= 0.03 * len(texts), wrong
+
+
+def wrapped(row: dict[str, Any], width: int) -> str:
+    cut = [
+        line[at : at + width]
+        for line in row["text"].splitlines()
+        for at in range(0, max(1, len(line)), width)
+    ]
+    kind: str = judged(row, "\n".join(cut))["kind"]
+    return kind
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def test_pitfall_2_what_a_program_survived_did_not_end_it() -> None:
+    went_on = f"{OOM}\nbatch 64 does not fit: 32\nstep 1, loss 2.3"
+    assert not verdict(went_on, 0).is_oom
+    assert not verdict(f"{went_on}\nKeyError: 'x'", 1).is_oom
+    # Nothing else failed: then the exit code is of the OOM, whoever printed the step.
+    assert verdict(went_on, 1).is_oom
+
+
+def test_progress_of_another_rank_does_not_count() -> None:
+    text = f"[rank1]: {OOM}\n[rank0]: step 8, loss 0.3"
+    assert verdict(text, None).is_oom
+    assert not verdict(f"[rank1]: {OOM}\n[rank1]: step 8, loss 0.3", None).is_oom
+
+
+def test_pitfall_3_a_guess_is_told_as_one() -> None:
+    alone = verdict("CUBLAS_STATUS_NOT_INITIALIZED")
+    assert alone.confidence <= 0.5
+    assert verdict(OOM).confidence > 0.9
+
+
+def test_pitfall_5_a_kill_is_told_by_counters() -> None:
+    kinds = [
+        verdict("Epoch 1/2", -9, {"cgroup_oom_kill": kills}).kind for kills in (1, 0)
+    ]
+    assert kinds == ["host_killed", "not_oom"]
+    assert verdict("Epoch 1/2", 137).confidence <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "exit_code", "cause"),
+    [
+        (OOM, 1, Cause.DEVICE_OOM),
+        ("MemoryError", 1, Cause.HOST_OOM),
+        ("OSError: [Errno 28] No space left on device: '/a/b'", 1, Cause.DISK_FULL),
+        ("insufficient shared memory (shm)", 1, Cause.SHM_FULL),
+        ("ValueError: GraphDef cannot be larger than 2GB.", 1, Cause.GRAPH_LIMIT),
+        ("Received message larger than max (9 vs. 4)", 1, Cause.MESSAGE_LIMIT),
+        ("CANCELLED AT 2029-01-01 DUE TO PREEMPTION ***", 143, Cause.PREEMPTION),
+        ("Watchdog caught collective operation timeout: x", 1, Cause.HANG),
+        ("ValueError: 3", 1, Cause.CRASH),
+        ("ModuleNotFoundError: No module named 'x'", 1, Cause.MISCONFIGURATION),
+        ("", 0, Cause.FINISHED),
+        ("", -15, Cause.PREEMPTION),
+    ],
+)
+def test_causes(text: str, exit_code: int, cause: Cause) -> None:
+    assert verdict(text, exit_code).cause is cause
+
+
+@pytest.mark.parametrize(
+    ("node", "phase"),
+    [
+        ("adam/Sqrt_3", "apply"),
+        ("gradient_tape/net/conv/Conv2DBackpropFilter", "gradients"),
+        ("table/Adam_1/Initializer/zeros", "start"),
+        ("net/dense/MatMul", "unknown"),
+    ],
+)
+def test_the_phase_is_read_from_the_operation(node: str, phase: str) -> None:
+    text = f"OOM when allocating tensor with shape[8,4]\n\t [[{{{{node {node}}}}}]]"
+    assert verdict(text).phase == phase
+    assert verdict(text).facts.operation == node
+
+
+def test_a_pool_with_enough_free_in_pieces_is_fragmented() -> None:
+    text = (
+        "Allocator (GPU_0_bfc) ran out of memory trying to allocate 9.5MiB (rounded to "
+        "10000000)requested by op a\nLimit: %d\nInUse: 80000000"
+    )
+    assert "fragmentation" in verdict(text % 95_000_000).signs
+    assert "fragmentation" not in verdict(text % 85_000_000).signs
+
+
+def test_the_sentence_says_what_was_asked_for() -> None:
+    found = verdict(
+        "OOM when allocating tensor with shape[8,1024] and type float on /job:localhost"
+        "/replica:0/task:0/device:GPU:1 by allocator GPU_1_bfc"
+    )
+    assert found.summary == (
+        "the device ran out of memory (shape [8, 1024] of float, on GPU:1)"
+    )
