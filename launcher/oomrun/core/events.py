@@ -42,9 +42,8 @@ class Event:
 class RunStarted(Event):
     """First event of a run, or of a new try after one that failed for good.
 
-    ``seed`` seeds whatever the script does not seed itself, so that a restart sees
-    the same random numbers. ``mathematics`` are the settings that decide which model
-    comes out; a run is resumed only where they are unchanged.
+    ``seed`` seeds whatever the script does not. ``mathematics`` are the settings that
+    decide which model comes out; a run is resumed only where they are unchanged.
     """
 
     type: ClassVar[str] = "run_started"
@@ -147,9 +146,8 @@ class OomOccurred(Event):
 
     ``kind`` is device or host; ``phase`` build, gradients, apply, evaluate, predict,
     checkpoint or unknown; ``recovery`` what follows: in_process, restart, or none
-    where no smaller pass is possible because the batch is not ours to cut. Where the
-    text tells, ``operation`` is the graph's node that asked, and ``location`` the
-    script's line that made it.
+    where the batch is not ours to cut. Where the text tells, ``operation`` is the
+    graph's node that asked, and ``location`` the script's line that made it.
     """
 
     type: ClassVar[str] = "oom_occurred"
