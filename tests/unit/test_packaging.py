@@ -105,6 +105,7 @@ def test_the_wheel_has_the_command_and_the_strategies(installed: Path) -> None:
         "[console_scripts]",
         "oomrun = oomrun.cli:main",
         "[oomrun.strategies]",
+        "horovod = oomrun_strategies.horovod:HorovodStrategy",
         "single = oomrun_strategies.single:SingleStrategy",
     ]
     assert list(installed.glob("*.dist-info/licenses/LICENSE"))

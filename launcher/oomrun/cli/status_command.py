@@ -131,8 +131,10 @@ def _lines(state: JobState, alive: bool, run_dir: RunDir) -> Iterator[str]:
     yield f"{name}: {words.one_line(statuses.standing(state, supervisor_alive=alive))}"
     if state.step or state.epoch:
         yield f"  progress     {words.progress(state)}; {state.samples} samples"
-    for device in statuses.devices(state):
-        yield f"  {device.id:<12} {_device(device)}"
+    devices = statuses.devices(state)
+    whole = state.global_batch_size if len(devices) > 1 else None
+    for device in devices:
+        yield f"  {device.id:<12} {_device(device, whole)}"
     yield f"  memory       {_ooms(state)}"
     report = statuses.last_oom_report(state)
     if report is not None and (run_dir.path / report).is_file():
@@ -147,10 +149,10 @@ def _lines(state: JobState, alive: bool, run_dir: RunDir) -> Iterator[str]:
         yield f"  note         {words.one_line(note)}"
 
 
-def _device(device: statuses.DeviceStatus) -> str:
+def _device(device: statuses.DeviceStatus, whole: int | None) -> str:
     parts = []
     if device.micro_batch_size and device.share:
-        parts.append(words.cut(device.share, device.micro_batch_size))
+        parts.append(words.cut(device.share, device.micro_batch_size, whole))
     for label, value in (
         ("peak", device.peak_bytes),
         ("predicted", device.predicted_peak_bytes),

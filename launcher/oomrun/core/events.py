@@ -32,9 +32,8 @@ __all__ = [
 class RunStarted(Event):
     """First event of a run, or of a new try after one that failed for good.
 
-    ``seed`` seeds whatever the script does not seed itself, so that a restart sees
-    the same random numbers. ``mathematics`` are the settings that decide which model
-    comes out; a run is resumed only where they are unchanged.
+    ``seed`` seeds whatever the script does not. ``mathematics`` are the settings that
+    decide which model comes out; a run is resumed only where they are unchanged.
     """
 
     type: ClassVar[str] = "run_started"
@@ -123,10 +122,7 @@ class Progressed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseChanged(Event):
-    """The worker turned to ``phase``, one of the states of a running job.
-
-    ``memory`` holds the peaks of the phase before.
-    """
+    """The worker turned to ``phase``, a job's state; ``memory`` is of that before."""
 
     type: ClassVar[str] = "phase_changed"
     attempt: int
@@ -140,9 +136,8 @@ class OomOccurred(Event):
 
     ``kind`` is device or host; ``phase`` build, gradients, apply, evaluate, predict,
     checkpoint or unknown; ``recovery`` what follows: in_process, restart, or none
-    where no smaller pass is possible because the batch is not ours to cut. Where the
-    text tells, ``operation`` is the graph's node that asked, and ``location`` the
-    script's line that made it.
+    where the batch is not ours to cut. Where the text tells, ``operation`` is the
+    graph's node that asked, and ``location`` the script's line that made it.
     """
 
     type: ClassVar[str] = "oom_occurred"
@@ -304,10 +299,7 @@ class ScriptEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded(Event):
-    """All workers of an attempt are gone; ``cause`` is a ``diagnosis.Cause``.
-
-    ``rank`` is the worker that failed first, whose end this is.
-    """
+    """All workers are gone: ``rank`` failed first, of a ``diagnosis.Cause``."""
 
     type: ClassVar[str] = "attempt_ended"
     attempt: int

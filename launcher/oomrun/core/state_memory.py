@@ -100,6 +100,9 @@ def out_of_memory(state: JobState, event: ev.OomOccurred) -> JobState:
         state,
         state="adapting" if event.recovery == "in_process" else "recovering",
         oom_events=state.oom_events + 1,
+        # The first worker tells of its own: what its micro-batch changes to.
+        in_process_recoveries=state.in_process_recoveries
+        + (event.rank > 0 and event.recovery == "in_process"),
         ooms={**state.ooms, key: state.ooms.get(key, 0) + 1},
         oom_attempt=event.attempt,
         micro_batch_failed=failed,

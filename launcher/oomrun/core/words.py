@@ -181,12 +181,20 @@ def epoch_ended(event: ev.Event, state: JobState) -> bool:
     )
 
 
-def cut(share: int, micro_batch_size: int) -> str:
-    """How a global batch is cut: ``micro-batch 64 x 4 (global 256)``."""
+def cut(share: int, micro_batch_size: int, whole: int | None = None) -> str:
+    """How a global batch is cut: ``micro-batch 64 x 4 (global 256)``.
+
+    Args:
+        share: samples of it that are one device's.
+        micro_batch_size: samples a pass.
+        whole: samples of all of it; None where it is one device's.
+    """
     size = min(micro_batch_size, share)
     if size < 1:
         return f"global batch {share}"
     steps = batch.accumulation_steps(share, size)
+    if whole is not None and whole != share:
+        return f"micro-batch {size} x {steps} ({share} of {whole})"
     return f"micro-batch {size} x {steps} (global {share})"
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from oomrun.core import events as ev
-from oomrun.core.launch import EXIT_LOST, Launch
+from oomrun.core.launch import Launch
 from oomrun.core.strategy import Group
 from oomrun.worker import (
     announcing,
@@ -42,10 +42,8 @@ EXIT_STOPPED, EXIT_RESTART = 75, 70
 class Session:
     """The training of one script in one process.
 
-    Attributes:
-        group: the workers that take each step together; None for one alone.
-        stop_agreed: all of them know that one was asked to stop.
-        pass_size: samples a pass of this worker's share; None where it has all.
+    ``group`` are the workers that take each step together, None for one alone;
+    ``pass_size`` is then the samples a pass of this worker's share.
     """
 
     def __init__(
@@ -378,19 +376,11 @@ class Session:
             self.emergency_checkpoint()
             self.leave_for_restart()
 
-    def leave_for_restart(self) -> NoReturn:
+    def leave_for_restart(self, code: int = EXIT_RESTART) -> NoReturn:
         """Ends the process since it cannot go on."""
         self._report_progress()  # what was trained since, and is now lost, counts
         self.store.wait()
-        self._leave(EXIT_RESTART)
-
-    def leave_lost(self) -> NoReturn:
-        """Ends the process since another one has gone, without which it cannot go on.
-
-        No checkpoint: it may have been in the middle of a step.
-        """
-        self.store.wait()
-        self._leave(EXIT_LOST)
+        self._leave(code)
 
     def _leave(self, code: int) -> NoReturn:
         # Not by an exception: a script that catches it, or whose ``finally`` saves the

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from oomrun.core import events as ev
+from oomrun.core.launch import EXIT_LOST
 from oomrun.core.shares import Part, Replica, Shares, share_out
 from oomrun.core.strategy import Group
 from oomrun.worker.engine.shared_step import SharedStep
@@ -87,7 +88,7 @@ class Sharing:
         except Exception as error:
             if self._group.lost(error):
                 print(f"oomrun: another worker has gone: {error}", flush=True)
-                session.leave_lost()
+                session.leave_for_restart(EXIT_LOST)
             raise
         session.stop_agreed = wishes > 0
         session.pass_size = size
