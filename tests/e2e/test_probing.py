@@ -79,6 +79,36 @@ def test_a_second_run_of_a_job_tries_nothing(tmp_path: Path) -> None:
     assert job.events(ev.Probed), "a changed model used what another had measured"
 
 
+REPEATING = """
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(3)
+rng = np.random.default_rng(0)
+model = keras.Sequential([
+    keras.Input((24,)),
+    keras.layers.Dense(16),
+    keras.layers.RepeatVector(1024),
+    keras.layers.Activation("tanh"),
+    keras.layers.Activation("sigmoid"),
+    keras.layers.Activation("tanh"),
+    keras.layers.GlobalAveragePooling1D(),
+    keras.layers.Dense(1),
+])
+model.compile("adam", "mse")
+model.fit(rng.normal(size=(384, 24)), rng.normal(size=384), batch_size=192, verbose=0)
+"""
+
+
+def test_what_the_graph_s_analysis_does_not_see_is_tried(tmp_path: Path) -> None:
+    job = jobs.make(tmp_path, REPEATING, "devices: {cpu: 1, memory: [40MiB]}\n")
+    assert job.run() == 0, job.everything()
+    assert not job.events(ev.OomOccurred), job.said()
+    assert 1 <= len(job.events(ev.Probed)) <= 3
+    (planned,) = job.events(ev.MicroBatchPlanned)
+    assert 1 < planned.micro_batch_size < 192
+
+
 LONGER_LATER = """
 import keras
 import numpy as np

@@ -202,6 +202,10 @@ class Prober:
         self.graph = {}  # of another shape
         self.look_at_graph(data, [samples])
         self._from_graph = {size: peak.bytes for size, peak in self.graph.items()}
+        least = static.least_bytes(self._model, samples)
+        if least > self._from_graph.get(samples, least):
+            # It has not seen the most of it, as with loops.
+            self._from_graph, self._loops = {samples: least}, True
 
     def _graph_for(self, data: Any) -> Any:
         """The graph of a step over batches like ``data``; None where there is none."""

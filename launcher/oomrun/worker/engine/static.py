@@ -11,6 +11,7 @@ Source: ``GraphMemory`` in tensorflow/core/grappler/costs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from tensorflow.python.framework import meta_graph
 from tensorflow.python.grappler import cluster as clusters
 from tensorflow.python.grappler import item as items
 
-__all__ = ["GraphPeak", "has_loops", "peaks"]
+__all__ = ["GraphPeak", "has_loops", "least_bytes", "peaks"]
 
 _LOOPS = frozenset({"Enter", "For", "StatelessWhile", "While"})
 
@@ -61,6 +62,35 @@ def has_loops(graph: Any) -> bool:
     for function in definition.library.function:
         nodes += function.node_def
     return any(node.op in _LOOPS for node in nodes)
+
+
+def least_bytes(model: Any, rows: int) -> int:
+    """What a step over so many rows needs at least, by what Keras knows; 0: nothing.
+
+    The largest output of a layer, and its gradient. The analysis of the graph does not
+    count tensors whose shape it cannot tell, as behind ``tf.repeat``.
+
+    Args:
+        model: has layers.
+        rows: of a batch.
+    """
+    largest = 0
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.InputLayer):
+            continue  # the batch: it has no gradient
+        try:
+            outputs = keras.tree.flatten(layer.output)
+        except (AttributeError, ValueError):
+            continue  # it was never called on symbols, or several times
+        for output in outputs:
+            shape = tuple(getattr(output, "shape", (None, None)))[1:]
+            if None not in shape:
+                largest = max(largest, math.prod(shape) * _item_bytes(output))
+    return 2 * rows * largest
+
+
+def _item_bytes(tensor: Any) -> int:
+    return int(tf.as_dtype(tensor.dtype).size)
 
 
 def peaks(function: Any, data: Any, sizes: Iterable[int]) -> dict[int, GraphPeak]:
