@@ -8,9 +8,7 @@ failure. Does not cover: what the evidence means (``core.diagnosis``) and what f
 
 from __future__ import annotations
 
-import filecmp
 import logging
-import os
 import select
 import signal
 import time
@@ -19,20 +17,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oomrun.core import event_json
+from oomrun.core import event_json, patience
 from oomrun.core import events as ev
 from oomrun.core.diagnosis import Evidence
-from oomrun.core.launch import EXIT_LOST, STOP
+from oomrun.core.launch import DUMP_SIGNAL, EXIT_LOST, STOP
+from oomrun.core.spec import Auto
 from oomrun.core.state import JobState
+from oomrun.logs import tail
 from oomrun.processes import Ended, Worker, sweep
 from oomrun.recorder import Recorder
 from oomrun.stops import Stops
 
-__all__ = ["Timing", "of_command", "watch"]
+__all__ = ["Timing", "watch"]
 
 _log = logging.getLogger(__name__)
 
-_LOG_TAIL_BYTES = 64 * 1024
 _POLL_S = 0.05  # where the kernel cannot tell us of a process's end
 _MOST_WARNINGS = 3
 
@@ -61,8 +60,9 @@ class Timing:
         lost_s: for a failure to show whose consequence another worker has reported.
         linger_s: for a process to end after it reported its script's end: threads
             and exit handlers of the script may still be at work.
-        silence_s: without any event before a worker counts as hanging; None: never,
-            since one step may take as long as it takes.
+        hang_after: without any event before a worker counts as hanging, as
+            ``patience`` reads it.
+        dump_s: for the workers to write their stacks, where one hangs.
         memory_back_s: for a GPU's memory to come back after its process died.
         progress_every_s: between two journal entries of mere progress.
     """
@@ -72,7 +72,8 @@ class Timing:
     others_kill_after_s: float = 1.0
     lost_s: float = 0.5
     linger_s: float = 60.0
-    silence_s: float | None = None
+    hang_after: Auto | float | None = None
+    dump_s: float = 1.0
     memory_back_s: float = 30.0
     progress_every_s: float = 2.0
 
@@ -80,9 +81,12 @@ class Timing:
 class _Watch:
     """What was seen of one worker so far, and when it is pressed to end."""
 
-    def __init__(self, attempt: int, timing: Timing) -> None:
+    def __init__(self, attempt: int, timing: Timing, *, of_group: bool) -> None:
         self.attempt = attempt
         self.timing = timing
+        self._of_group = of_group
+        self._longest_s: float | None = None  # silence in training
+        self._phase = ""
         self.kill_after_s = timing.kill_after_s
         self.ready = False
         self.script: ev.ScriptEnded | None = None
@@ -109,10 +113,28 @@ class _Watch:
         elif event.attempt != self.attempt:
             self._refuse(f"attempt {event.attempt} is not {self.attempt}")
         else:
-            self.heard_at = time.monotonic()
+            self._listen(event, time.monotonic())
             self._learn(event)
             return event
         return None
+
+    def _listen(self, event: ev.Event, now: float) -> None:
+        """Keeps how long it was silent, from its first step on."""
+        if self._longest_s is not None:
+            self._longest_s = max(self._longest_s, now - self.heard_at)
+        elif isinstance(event, ev.Progressed):
+            self._longest_s = 0.0
+        if isinstance(event, ev.PhaseChanged):
+            self._phase = event.phase
+        self.heard_at = now
+
+    def _silent_until(self) -> float | None:
+        """The monotonic time from which on it counts as hanging; None: never."""
+        learnt = None if self._phase == "evaluating" else self._longest_s
+        silence_s = patience.silence_s(
+            self.timing.hang_after, of_group=self._of_group, longest_s=learnt
+        )
+        return None if silence_s is None else self.heard_at + silence_s
 
     def _learn(self, event: ev.Event) -> None:
         match event:
@@ -137,11 +159,11 @@ class _Watch:
         now = time.monotonic()
         if stops.requested and not self.asked:
             self._ask(worker, stops)
-        silence_s = self.timing.silence_s
-        if self.terminate_at is None and silence_s is not None:
-            self.timed_out = now >= self.heard_at + silence_s
+        silent_until = self._silent_until()
+        if self.terminate_at is None and silent_until is not None:
+            self.timed_out = now >= silent_until
             if self.timed_out:
-                self._terminate_within(0.0)
+                self._terminate_within(self.timing.dump_s)
         if stops.urgent:
             worker.signal_group(signal.SIGKILL)
         elif self.kill_at is not None and now >= self.kill_at:
@@ -180,10 +202,7 @@ class _Watch:
 
     def due_at(self) -> float | None:
         """The monotonic time before which ``press`` has nothing to do."""
-        at = self.kill_at or self.terminate_at
-        if at is None and self.timing.silence_s is not None:
-            return self.heard_at + self.timing.silence_s
-        return at
+        return self.kill_at or self.terminate_at or self._silent_until()
 
 
 def watch(
@@ -233,9 +252,7 @@ def watch(
                         worker.send(message)
             recorder.flush_if_due()
             group.look()
-            for worker, seen in group.each():
-                if not worker.exited():
-                    seen.press(worker, stops)
+            group.press(stops)
     finally:
         ends = [worker.finish() for worker in workers]
         sweep(recorder.state.run_id, descendants=descendants)
@@ -255,11 +272,13 @@ class _Group:
 
     def __init__(self, workers: Sequence[Worker], attempt: int, timing: Timing) -> None:
         # The first one reports for all: others are silent for as long as all is well.
-        silent = replace(timing, silence_s=None)
+        silent = replace(timing, hang_after=None)
         self._workers = workers
         self.seen = [
-            _Watch(attempt, silent if n else timing) for n in range(len(workers))
+            _Watch(attempt, silent if n else timing, of_group=len(workers) > 1)
+            for n in range(len(workers))
         ]
+        self._dumped = False
         self._failed: list[int] = []  # before we ended any
         self._lost_until: float | None = None
         self._given_up = False
@@ -276,6 +295,16 @@ class _Group:
         """The monotonic times at which there is something to do."""
         due = [seen.due_at() for worker, seen in self.each() if not worker.exited()]
         return [*due, self._lost_until]
+
+    def press(self, stops: Stops) -> None:
+        """Presses each as it has to be; has all write their stacks where one hangs."""
+        for worker, seen in self.each():
+            if not worker.exited():
+                seen.press(worker, stops)
+        if self.seen[0].timed_out and not self._dumped:
+            self._dumped = True
+            for worker in self._workers:
+                worker.signal_process(DUMP_SIGNAL)
 
     def look(self) -> None:
         """Has all of them end where one has failed."""
@@ -344,36 +373,5 @@ def _evidence(seen: _Watch, ended: Ended, log: Path, oom_kills: int) -> Evidence
         timed_out=seen.timed_out,
         host_oom_kills=max(0, oom_kills),
         ready=seen.ready,
-        log_tail=_tail(log),
+        log_tail=tail(log),
     )
-
-
-def of_command(evidence: Evidence, device: str, log: Path, before: Path) -> Evidence:
-    """The evidence of an attempt of a command, whose exit is all it reports.
-
-    Args:
-        evidence: what was seen of its end.
-        device: what it was given.
-        log: its output.
-        before: the output of the attempt before; it may not be there.
-    """
-    return replace(
-        evidence, command=True, device=device, repeated=_same_output(log, before)
-    )
-
-
-def _same_output(log: Path, before: Path) -> bool:
-    """Whether both said the same; programs that say nothing may have done anything."""
-    try:
-        return os.path.getsize(log) > 0 and filecmp.cmp(log, before, shallow=False)
-    except OSError:
-        return False
-
-
-def _tail(log: Path) -> str:
-    try:
-        with open(log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
-            return file.read(_LOG_TAIL_BYTES).decode(errors="replace")
-    except OSError:
-        return ""

@@ -164,6 +164,12 @@ class Worker:
             return Ended(exit_code=found.si_status, signal=None)
         return Ended(exit_code=None, signal=found.si_status)
 
+    def signal_process(self, number: int) -> None:
+        """Sends a signal to the process alone."""
+        if not self.exited():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, number)
+
     def signal_group(self, number: int) -> None:
         """Sends a signal to the process and all that stayed in its group."""
         if self._ended is None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import oomrun
 from oomrun import devices, takeover
-from oomrun.attempts import of_command, watch
+from oomrun.attempts import watch
 from oomrun.core import diagnosis, group_planning, policy
 from oomrun.core import events as ev
 from oomrun.core import plan as plans
@@ -35,6 +35,7 @@ from oomrun.devices import host
 from oomrun.environment import check_backend
 from oomrun.journal import Journal
 from oomrun.launching import Job, checkpoint_dir, end, policy_limits, start_workers
+from oomrun.logs import of_command
 from oomrun.oom_reports import OomReports
 from oomrun.processes import sweep
 from oomrun.profiles import Profiles, folder_of

@@ -7,6 +7,7 @@ It speaks the real protocol, and its lifeline is the real one. Run by the superv
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from oomrun.core.launch import EXIT_LOST
+from oomrun.core.launch import DUMP_SIGNAL, EXIT_LOST
 from oomrun.worker import lifeline
 
 LAUNCH = json.loads(Path(os.environ["OOMRUN_LAUNCH_FILE"]).read_text())
@@ -62,6 +63,9 @@ def train(steps: int = STEPS) -> None:
     place = Path(LAUNCH["checkpoint_dir"]) / "step"
     place.parent.mkdir(parents=True, exist_ok=True)
     done = int(place.read_text()) if place.exists() else 0
+    if done:
+        # What was done may not have been heard: the supervisor had died.
+        progress(done)
     for step in range(done + 1, steps + 1):
         progress(step)
         # At once or not at all, as checkpoints are.
@@ -142,6 +146,12 @@ def run(mode: str) -> int:
         case "hangs":
             train(2)
             forever()
+        case "hangs-once":
+            train(2)
+            if ATTEMPT == 1:
+                forever()
+            train()
+            ended()
         case "stops-well":
             train(2)
             STOP.wait()
@@ -191,6 +201,7 @@ def run(mode: str) -> int:
 
 if __name__ == "__main__":
     lifeline.die_with_parent(LAUNCH["supervisor_pid"])
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
     threading.Thread(target=listen, daemon=True).start()
     modes = sys.argv[1].split("+")
     sys.exit(run(modes[RANK % len(modes)]))

@@ -87,6 +87,16 @@ def test_one_that_runs_out_of_memory_gets_a_smaller_micro_batch(
     assert outcome.state.failed_by_rank == {1: 4}
 
 
+def test_where_one_hangs_all_say_where_they_are(run: Run, folder: Path) -> None:
+    timing = replace(PATIENT, hang_after=5.0, dump_s=5.0)
+    outcome = run("hangs-once+hangs-once", text=TWO, timing=timing)
+    assert (outcome.exit_code, causes(folder)) == (0, ["hang", "finished"])
+    attempt = RunDir(folder / "runs" / "killable").attempt(1)
+    for rank in range(2):
+        assert "in forever" in attempt.log(rank).read_text()
+    assert of_this_run(folder) == []
+
+
 def test_both_are_asked_to_stop(two: Run, folder: Path, stops: Stops) -> None:
     def stop(state: JobState, event: ev.Event) -> None:
         if isinstance(event, ev.Progressed) and event.step == 2:

@@ -136,6 +136,15 @@ metrics: {listen: none}
 
 
 @pytest.mark.parametrize(
+    ("text", "hang_after"),
+    [("auto", AUTO), ("never", None), ("20min", 1200.0), ("90s", 90.0)],
+)
+def test_silence(text: str, hang_after: object) -> None:
+    spec = with_keys(f"recovery: {{hang_after: {text}}}\n")
+    assert spec.recovery.hang_after == hang_after
+
+
+@pytest.mark.parametrize(
     ("text", "devices", "memory"),
     [
         ("devices: auto", AUTO, MemorySpec()),

@@ -32,6 +32,8 @@ VALID = [
     "recovery: {in_process: never, levers: []}",
     "recovery: {max_restarts: {oom: unlimited, hang: 0}}",
     "recovery: {levers: [micro_batch], grow_back: false}",
+    "recovery: {hang_after: 20min}",
+    "recovery: {hang_after: never}",
     "checkpoint: {dir: 'runs/{name}', every: 500 steps, keep: 3}",
     "checkpoint: {every: 1h30min}",
     "metrics: {listen: '127.0.0.1:0'}",

@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
         environment=os.environ,
         fresh=args.fresh,
         allow_changes=args.allow_changes,
-        timing=Timing(grace_s=args.grace),
+        timing=Timing(grace_s=args.grace, hang_after=spec.recovery.hang_after),
         owns_process=True,
     )
     become_subreaper()

@@ -82,7 +82,9 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         return _from_report(evidence.script, evidence)
     if evidence.timed_out:
         return Diagnosis(
-            cause=Cause.HANG, summary="the worker stopped reporting and was ended"
+            cause=Cause.HANG,
+            summary="the worker stopped reporting and was ended; the stacks of all "
+            "workers are in their logs",
         )
     if evidence.host_oom_kills > 0:
         return Diagnosis(

@@ -16,6 +16,7 @@ from oomrun.core import plan as plans
 
 __all__ = [
     "CHANNEL_FD",
+    "DUMP_SIGNAL",
     "EXIT_LOST",
     "LAUNCH_FILE",
     "RANK",
@@ -33,6 +34,10 @@ LAUNCH_FILE = "OOMRUN_LAUNCH_FILE"
 CHANNEL_FD = "OOMRUN_CHANNEL_FD"
 #: Environment variable: the run's id, by which leftover processes are recognised.
 RUN_TOKEN = "OOMRUN_RUN_ID"
+
+#: The signal at which a worker writes the stacks of its threads to its log: one of the
+#: real-time signals, which scripts and cluster managers leave alone.
+DUMP_SIGNAL = 50
 
 #: A worker's exit code: another worker of the attempt has gone.
 EXIT_LOST = 71

@@ -124,11 +124,16 @@ class RestartLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoverySpec:
-    """What may be done when memory runs out or a worker dies."""
+    """What may be done when memory runs out or a worker dies.
+
+    ``hang_after``: seconds of silence after which a worker counts as hanging; None:
+    never.
+    """
 
     in_process: Literal["auto", "never"] = "auto"
     levers: tuple[str, ...] = ("micro_batch",)
     max_restarts: RestartLimits = field(default_factory=RestartLimits)
+    hang_after: Auto | float | None = AUTO
     grow_back: bool = False
 
 

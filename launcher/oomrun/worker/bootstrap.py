@@ -34,6 +34,7 @@ def main() -> int:
     """Runs one worker; the supervisor has set the environment up."""
     began = time.monotonic()
     faulthandler.enable()
+    faulthandler.register(launches.DUMP_SIGNAL, all_threads=True)
     launch_file = os.environ.pop(launches.LAUNCH_FILE)
     channel = Channel(int(os.environ.pop(launches.CHANNEL_FD)))
     channel.listen()

@@ -19,12 +19,14 @@ from oomrun.core.jobfile.reading import Reading
 from oomrun.core.kubernetes_spec import Claim, KubernetesSpec, NewClaim
 from oomrun.core.spec import (
     AUTO,
+    Auto,
     BasicAuth,
     BatchSpec,
     CheckpointSpec,
     Command,
     Cpus,
     Devices,
+    EverySeconds,
     Gpus,
     JobSpec,
     MemorySpec,
@@ -235,10 +237,17 @@ def _secret(given: Mapping[str, object], section: str) -> Secret | None:
 def _recovery(given: Mapping[str, object]) -> RecoverySpec:
     causes = {cause: cause for cause in ("oom", "crash", "preemption", "hang")}
     limits = _some(given, "recovery.max_restarts", **causes)
-    keys = {key: key for key in ("in_process", "levers", "grow_back")}
-    return RecoverySpec(
-        max_restarts=RestartLimits(**limits), **_some(given, "recovery", **keys)
-    )
+    keys = {key: key for key in ("in_process", "levers", "hang_after", "grow_back")}
+    values = _some(given, "recovery", **keys)
+    if "hang_after" in values:
+        values["hang_after"] = _hang_after(values["hang_after"])
+    return RecoverySpec(max_restarts=RestartLimits(**limits), **values)
+
+
+def _hang_after(value: Any) -> Auto | float | None:
+    if isinstance(value, EverySeconds):
+        return float(value.seconds)
+    return None if value == "never" else AUTO
 
 
 def _checkpoint(given: Mapping[str, object], name: str) -> CheckpointSpec:

@@ -8,7 +8,9 @@ from oomrun.core.jobfile.reading import Reading, nearest
 
 # What only a worker of ours does; with a program that writes its own checkpoints the
 # keys would be ignored in silence.
-_WORKER_ONLY = ("recovery.in_process", "checkpoint.every", "checkpoint.keep")
+_WORKER_ONLY = (
+    "recovery.in_process", "recovery.hang_after", "checkpoint.every", "checkpoint.keep",
+)  # fmt: skip
 
 
 def check(reading: Reading) -> None:

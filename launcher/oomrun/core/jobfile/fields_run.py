@@ -81,6 +81,21 @@ RECOVERY = Section(
             about="How often the job may be restarted, for each cause by itself.",
         ),
         Field(
+            key="hang_after",
+            kind=OneOf((choice("auto", "never"), values.INTERVAL)),
+            about=(
+                "How long a worker may say nothing, no step, no phase, before it "
+                "counts as hanging: the stacks of all workers go into their logs, and "
+                "the job is started again from its last checkpoint. `auto` watches "
+                "only jobs of several workers, and learns from the run: 20 times the "
+                "longest silence so far, at least 30 minutes. A time counts from the "
+                "worker's start, so it has to be longer than the first step with its "
+                "tracing, a validation and what the script does between two fits."
+            ),
+            default="auto",
+            examples=("20min", "never"),
+        ),
+        Field(
             key="grow_back",
             kind=Flag(),
             about=(

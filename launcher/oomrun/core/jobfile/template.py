@@ -45,6 +45,7 @@ batch:
 # recovery:
 #   in_process: auto # auto | never (always restart the process)
 #   levers: [micro_batch] # what may be changed to save memory
+#   hang_after: auto # auto | never | 20min
 #   max_restarts: {{oom: 10, crash: 3, preemption: unlimited, hang: 3}}
 
 checkpoint:
