@@ -280,6 +280,7 @@ class _Group:
         ]
         self._dumped = False
         self._failed: list[int] = []  # before we ended any
+        self._hanging: list[int] = []  # of those that another has lost
         self._lost_until: float | None = None
         self._given_up = False
 
@@ -302,9 +303,7 @@ class _Group:
             if not worker.exited():
                 seen.press(worker, stops)
         if self.seen[0].timed_out and not self._dumped:
-            self._dumped = True
-            for worker in self._workers:
-                worker.signal_process(DUMP_SIGNAL)
+            self._dump()
 
     def look(self) -> None:
         """Has all of them end where one has failed."""
@@ -320,14 +319,31 @@ class _Group:
         if self._lost_until is None:
             self._lost_until = now + self.seen[0].timing.lost_s
         if self._causes() or now >= self._lost_until:
+            if not self._causes() and not self._dumped:
+                self._note_hanging(now)
+                return
             self._given_up, self._lost_until = True, None
             for worker, seen in self.each():
                 if not worker.exited():
                     seen.give_up()
 
+    def _note_hanging(self, now: float) -> None:
+        """One says that another has gone, and that one is there: it hangs."""
+        for rank, (worker, seen) in enumerate(self.each()):
+            if not worker.exited():
+                seen.timed_out = True
+                self._hanging.append(rank)
+        self._dump()
+        self._lost_until = now + self.seen[0].timing.dump_s
+
+    def _dump(self) -> None:
+        self._dumped = True
+        for worker in self._workers:
+            worker.signal_process(DUMP_SIGNAL)
+
     def first_failure(self) -> int:
         """The rank of the worker that failed by itself; 0 where none has."""
-        return next(iter([*self._causes(), *self._failed]), 0)
+        return next(iter([*self._causes(), *self._hanging, *self._failed]), 0)
 
     def _causes(self) -> list[int]:
         """Those that have not ended only since another was gone."""

@@ -23,6 +23,7 @@ __all__ = ["Rendezvous"]
 
 _LOCAL = "127.0.0.1"
 _LARGEST_VALUE = 1024 * 1024
+_PATIENCE_S = 24 * 3600
 
 
 class Rendezvous:
@@ -58,6 +59,9 @@ class Rendezvous:
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": _LOCAL,
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self.port),
             "HOROVOD_GLOO_IFACE": "lo",
+            # A worker may take longer than the 30 s that are the default: to recover
+            # from an exhaustion, for one. That one has died, or hangs, we see.
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_PATIENCE_S),
             "HOROVOD_HOSTNAME": "localhost",
             "HOROVOD_RANK": str(rank),
             "HOROVOD_SIZE": str(size),

@@ -87,6 +87,20 @@ def test_one_that_runs_out_of_memory_gets_a_smaller_micro_batch(
     assert outcome.state.failed_by_rank == {1: 4}
 
 
+def test_who_is_lost_and_still_there_hangs(run: Run, folder: Path) -> None:
+    timing = replace(PATIENT, lost_s=2.0, dump_s=5.0)
+    outcome = run(
+        "loses-another+hangs",
+        text=TWO.replace("crash: 0", "crash: 0, hang: 1"),
+        timing=timing,
+    )
+    assert (outcome.exit_code, causes(folder)) == (1, ["hang", "hang"])
+    assert summaries(folder)[0].startswith("worker 1: the worker stopped reporting")
+    attempt = RunDir(folder / "runs" / "killable").attempt(1)
+    assert "in forever" in attempt.log(1).read_text()
+    assert of_this_run(folder) == []
+
+
 def test_where_one_hangs_all_say_where_they_are(run: Run, folder: Path) -> None:
     timing = replace(PATIENT, hang_after=5.0, dump_s=5.0)
     outcome = run("hangs-once+hangs-once", text=TWO, timing=timing)

@@ -98,6 +98,30 @@ def test_one_is_killed(tmp_path: Path, plain: Path) -> None:
     assert jobs.gone(run)
 
 
+@pytest.mark.slow
+def test_one_hangs(tmp_path: Path, plain: Path) -> None:
+    more = (
+        "strategy: horovod\ndevices: {cpu: 2, memory: 300MiB}\n"
+        "checkpoint: {every: 2 steps}\nrecovery: {hang_after: 60s}\n"
+    )
+    run = job(tmp_path, more)
+    process = run.start(env={"SLOW": "1"})
+    try:
+        run.wait_for(ev.CheckpointSaved)
+        _, second = run.events(ev.AttemptStarted)[0].pids
+        os.kill(second, signal.SIGSTOP)
+        assert process.wait(400) == 0, run.everything()
+    finally:
+        process.kill()
+        process.wait()
+    first = run.events(ev.AttemptEnded)[0]
+    assert first.cause == "hang"
+    # The one that is stopped cannot say where it is; who waits for it can.
+    assert "most recent call first" in run.log(1)
+    assert jobs.distance(tmp_path / "weights-0.npz", plain) < 1e-10, run.everything()
+    assert jobs.gone(run)
+
+
 # A pass takes about 0.6 MiB a sample. In the second epoch a neighbour of worker 1 takes
 # all but 12 MiB of its memory.
 LARGE = """
