@@ -164,13 +164,17 @@ def explain(
         # Less than the graph says, in all: so is each sample's part.
         each = min(each, taken["activations"] / max(1, micro_batch_size))
     has_limit = limit_bytes is not None and budget_bytes is not None
+    high_bytes = peak.high_bytes
+    if budget_bytes is not None and peak.bytes <= budget_bytes:
+        # What goes beyond it is what TensorFlow may count, not what is needed.
+        high_bytes = min(high_bytes, budget_bytes)
     return Breakdown(
         micro_batch_size=micro_batch_size,
         parts=Parts(**taken, surplus=left),
         bytes_per_sample=None if each is None else max(0, int(each)),
         peak_bytes=max(0, peak.bytes),
-        margin_bytes=peak.high_bytes - max(0, peak.bytes),
-        unused_bytes=(budget_bytes or 0) - peak.high_bytes if has_limit else None,
+        margin_bytes=high_bytes - max(0, peak.bytes),
+        unused_bytes=(budget_bytes or 0) - high_bytes if has_limit else None,
         headroom_bytes=(limit_bytes or 0) - (budget_bytes or 0) if has_limit else None,
     )
 
