@@ -8,11 +8,8 @@ Does not cover: how a step is taken (``engine``) and how Keras is hooked
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import re
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -30,6 +27,7 @@ from oomrun.worker import (
 from oomrun.worker.channel import Channel
 from oomrun.worker.fit_call import FitCall
 from oomrun.worker.leaking import LeakWatch
+from oomrun.worker.leaving import leave
 from oomrun.worker.recovery import MicroBatches
 from oomrun.worker.store import Store
 
@@ -383,13 +381,8 @@ class Session:
         self._leave(code)
 
     def _leave(self, code: int) -> NoReturn:
-        # Not by an exception: a script that catches it, or whose ``finally`` saves the
-        # model, would go on with one that is trained half.
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
         self.channel.close()
-        os._exit(code)
+        leave(code)
 
 
 def _finite(value: Any) -> float | None:
