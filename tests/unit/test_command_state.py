@@ -110,5 +110,6 @@ def test_words() -> None:
     said = [words.describe(event, state) for event, state in states()]
     assert "the program runs (pid 8)" in said
     assert (
-        "out of memory: cpu:0 at micro-batch 256; the worker is started again" in said
-    )
+        "out of memory: cpu:0 at micro-batch 256; the worker is started again "
+        "(see attempts/0001/oom-1.txt)"
+    ) in said
