@@ -90,6 +90,7 @@ def test_a_line_that_is_no_log_is_named_and_the_others_are_read(
         (bytes(range(256)) * 40, "it is binary, not a log"),
         (gzip.compress(b"MemoryError"), "gzip -dc LOG | oomrun diagnose -"),
     ],
+    ids=["empty", "binary", "compressed"],  # gzip writes the time into it
 )
 def test_what_is_no_log(content: bytes, why: str, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "file"
