@@ -146,6 +146,9 @@ def run(mode: str) -> int:
         case "hangs":
             train(2)
             forever()
+        case "freezes":
+            train(2)
+            os.kill(os.getpid(), signal.SIGSTOP)
         case "hangs-once":
             train(2)
             if ATTEMPT == 1:
