@@ -278,7 +278,7 @@ class _Group:
             _Watch(attempt, silent if n else timing, of_group=len(workers) > 1)
             for n in range(len(workers))
         ]
-        self._dumped = False
+        self._dumped, self._looked_at = False, set[int]()  # of those that have ended
         self._failed: list[int] = []  # before we ended any
         self._hanging: list[int] = []  # of those that another has lost
         self._lost_until: float | None = None
@@ -294,8 +294,14 @@ class _Group:
 
     def due(self) -> list[float | None]:
         """The monotonic times at which there is something to do."""
-        due = [seen.due_at() for worker, seen in self.each() if not worker.exited()]
-        return [*due, self._lost_until]
+        due: list[float | None] = [self._lost_until]
+        for rank, (worker, seen) in enumerate(self.each()):
+            if not worker.exited():
+                due.append(seen.due_at())
+            elif rank not in self._looked_at:
+                # Since the last look; nothing else would wake us for it.
+                due.append(0.0)
+        return due
 
     def press(self, stops: Stops) -> None:
         """Presses each as it has to be; has all write their stacks where one hangs."""
@@ -307,6 +313,7 @@ class _Group:
 
     def look(self) -> None:
         """Has all of them end where one has failed."""
+        self._looked_at = {n for n, w in enumerate(self._workers) if w.exited()}
         if self._given_up:
             return
         for rank, (worker, seen) in enumerate(self.each()):

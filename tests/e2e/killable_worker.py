@@ -69,8 +69,9 @@ def train(steps: int = STEPS) -> None:
     for step in range(done + 1, steps + 1):
         progress(step)
         # At once or not at all, as checkpoints are.
-        place.with_suffix(".new").write_text(str(step))
-        place.with_suffix(".new").replace(place)
+        new = place.with_suffix(f".new-{RANK}")
+        new.write_text(str(step))
+        new.replace(place)
         time.sleep(0.02)
 
 
