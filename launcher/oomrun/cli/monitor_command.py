@@ -91,7 +91,7 @@ def monitor(args: argparse.Namespace) -> int:
     who = protection(_settings(args), folder=Path(), environment=os.environ)
     runs = Monitored(folders_of(os.environ), keep_s=args.keep, all_users=args.all_users)
     with contextlib.ExitStack() as stack:
-        sampling = stack.enter_context(Sampling())
+        sampling = stack.enter_context(Sampling(patience_s=10.0 if args.once else 1.0))
         registry = registry_of(runs.states, sampling)
         if args.once:
             print(generate_latest(registry).decode(), end="")

@@ -41,8 +41,14 @@ class Sampling:
     there, and ``collections`` says so. There is no driver: neither.
     """
 
-    def __init__(self, root: Path = Path("/")) -> None:
-        self._root = root
+    def __init__(self, root: Path = Path("/"), *, patience_s: float = _EVERY_S) -> None:
+        """Reads nothing yet.
+
+        Args:
+            root: where /proc and /sys are found.
+            patience_s: how long the first answer waits for the driver.
+        """
+        self._root, self._patience_s = root, patience_s
         self._closing = threading.Event()
         self._asked, self._fresh = threading.Event(), threading.Event()
         self._asked_at = time.monotonic()
@@ -68,7 +74,7 @@ class Sampling:
         self._thread.join(_EVERY_S)
 
     def __call__(self) -> MachineReading:
-        """Never raises; waits a second at most, and only for the first reading."""
+        """Never raises; waits for the first reading alone, and not for long."""
         self._ask()
         began = time.perf_counter()
         this_host = read_host(self._root)
@@ -95,7 +101,7 @@ class Sampling:
         self._asked_at = now
         self._asked.set()
         if not self._waited_in_vain:
-            self._waited_in_vain = not self._fresh.wait(_EVERY_S)
+            self._waited_in_vain = not self._fresh.wait(self._patience_s)
 
     def _keep_reading(self) -> None:
         while not self._closing.is_set():
