@@ -184,9 +184,12 @@ def _supervise() -> int:
 
 def _report_until_stopped() -> None:
     """Once a second, all devices' memory, as a worker tells it; only rank 0 does."""
-    launch = json.loads(Path(os.environ["OOMRUN_LAUNCH_FILE"]).read_text())
+    told = Path(os.environ["OOMRUN_LAUNCH_FILE"])
+    launch = json.loads(told.read_text())
+    # What this worker was told has its own device alone.
+    plan = json.loads((told.parent / "plan.json").read_text())
     channel = socket.socket(fileno=int(os.environ["OOMRUN_CHANNEL_FD"]))
-    devices = [device["id"] for device in launch["plan"]["devices"]]
+    devices = [device["id"] for device in plan["devices"]]
 
     def say(kind: str, **fields: Any) -> None:
         body = {"v": 1, "type": kind, "at": time.time(), "attempt": 1, **fields}
