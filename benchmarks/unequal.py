@@ -41,8 +41,8 @@ model = keras.Sequential([
     keras.layers.Conv2D(40, 1),
     *[keras.layers.ReLU() for _ in range(6)],
     keras.layers.GlobalAveragePooling2D(),
-    keras.layers.Dense(3000, "relu"),
-    keras.layers.Dense(3000, "relu"),
+    keras.layers.Dense(2400, "relu"),
+    keras.layers.Dense(2400, "relu"),
     keras.layers.Dense(1),
 ])
 model.compile(keras.optimizers.SGD(1e-4), "mse", jit_compile=False)

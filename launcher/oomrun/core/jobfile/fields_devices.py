@@ -33,7 +33,7 @@ DEVICES = OneOf(
             (
                 Field(
                     key="cpu",
-                    kind=Whole(words="a number of CPU devices", low=1, high=64),
+                    kind=Whole(words="a number of CPU devices", low=1, high=1024),
                     about=(
                         "How many devices the CPU is to be: more than one with "
                         "`strategy: horovod`, which starts a worker for each."
