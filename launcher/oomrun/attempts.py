@@ -240,7 +240,7 @@ def watch(
     kills_before = oom_kills()
     try:
         while not group.all_ended():
-            _wait(workers, stops, [*group.due(), recorder.due_at()])
+            _wait(group, stops, [*group.due(), recorder.due_at()])
             for worker, seen in group.each():
                 # All that one that has ended had to say decides how it ended.
                 ended = worker.exited()
@@ -273,7 +273,7 @@ class _Group:
     def __init__(self, workers: Sequence[Worker], attempt: int, timing: Timing) -> None:
         # The first one reports for all: others are silent for as long as all is well.
         silent = replace(timing, hang_after=None)
-        self._workers = workers
+        self.workers = workers
         self.seen = [
             _Watch(attempt, silent if n else timing, of_group=len(workers) > 1)
             for n in range(len(workers))
@@ -286,22 +286,20 @@ class _Group:
 
     def each(self) -> Iterator[tuple[Worker, _Watch]]:
         """All of them, in the order of their ranks."""
-        return zip(self._workers, self.seen, strict=True)
+        return zip(self.workers, self.seen, strict=True)
 
     def all_ended(self) -> bool:
         """Whether none of them lives."""
-        return all(worker.exited() for worker in self._workers)
+        return all(worker.exited() for worker in self.workers)
 
     def due(self) -> list[float | None]:
         """The monotonic times at which there is something to do."""
-        due: list[float | None] = [self._lost_until]
-        for rank, (worker, seen) in enumerate(self.each()):
-            if not worker.exited():
-                due.append(seen.due_at())
-            elif rank not in self._looked_at:
-                # Since the last look; nothing else would wake us for it.
-                due.append(0.0)
-        return due
+        living = [seen for worker, seen in self.each() if not worker.exited()]
+        return [self._lost_until, *(seen.due_at() for seen in living)]
+
+    def unseen(self) -> list[Worker]:
+        """Those that no look has seen at their end: nothing else may ever wake us."""
+        return [w for n, w in enumerate(self.workers) if n not in self._looked_at]
 
     def press(self, stops: Stops) -> None:
         """Presses each as it has to be; has all write their stacks where one hangs."""
@@ -313,7 +311,7 @@ class _Group:
 
     def look(self) -> None:
         """Has all of them end where one has failed."""
-        self._looked_at = {n for n, w in enumerate(self._workers) if w.exited()}
+        self._looked_at = {n for n, w in enumerate(self.workers) if w.exited()}
         if self._given_up:
             return
         for rank, (worker, seen) in enumerate(self.each()):
@@ -345,7 +343,7 @@ class _Group:
 
     def _dump(self) -> None:
         self._dumped = True
-        for worker in self._workers:
+        for worker in self.workers:
             worker.signal_process(DUMP_SIGNAL)
 
     def first_failure(self) -> int:
@@ -354,7 +352,7 @@ class _Group:
 
     def _causes(self) -> list[int]:
         """Those that have not ended only since another was gone."""
-        ends = {rank: self._workers[rank].ending() for rank in self._failed}
+        ends = {rank: self.workers[rank].ending() for rank in self._failed}
         return [
             rank
             for rank, ended in ends.items()
@@ -368,18 +366,19 @@ def _events(seen: _Watch, values: list[Any]) -> Iterator[ev.Event]:
             yield event
 
 
-def _wait(workers: Sequence[Worker], stops: Stops, times: list[float | None]) -> None:
+def _wait(group: _Group, stops: Stops, times: list[float | None]) -> None:
     """Until a worker says something or ends, a signal comes or it is time."""
     now = time.monotonic()
     waits = [max(0.0, at - now) for at in times if at is not None]
     poll = select.poll()
     poll.register(stops, select.POLLIN)
-    for worker in workers:
+    for worker in group.workers:
         if worker.channel is not None:
             poll.register(worker.channel, select.POLLIN)
+    for worker in group.unseen():
         if worker.exit_fd is None:
             waits.append(_POLL_S)
-        elif not worker.exited():
+        else:
             poll.register(worker.exit_fd, select.POLLIN)
     poll.poll(min(waits) * 1000 + 1 if waits else None)
     stops.clear()

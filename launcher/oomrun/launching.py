@@ -152,6 +152,7 @@ def make_launch(
         global_batch_size=spec.batch.global_size,
         last_step=state.last_training_step,
         batch_norm=spec.batch.batch_norm,
+        shares=spec.batch.shares,
         probe=spec.memory.probe == "auto" and shrinks,
         measure=job.measure,
         measured={} if rank else state.measured,
