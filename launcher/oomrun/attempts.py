@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 import select
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from oomrun.core import event_json, patience
 from oomrun.core import events as ev
@@ -24,11 +25,11 @@ from oomrun.core.launch import DUMP_SIGNAL, EXIT_LOST, STOP
 from oomrun.core.spec import Auto
 from oomrun.core.state import JobState
 from oomrun.logs import tail
-from oomrun.processes import Ended, Worker, sweep
+from oomrun.processes import Ended, sweep
 from oomrun.recorder import Recorder
 from oomrun.stops import Stops
 
-__all__ = ["Timing", "watch"]
+__all__ = ["Timing", "Watched", "watch"]
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +77,28 @@ class Timing:
     dump_s: float = 1.0
     memory_back_s: float = 30.0
     progress_every_s: float = 2.0
+
+
+class Watched(Protocol):
+    """A worker, on this machine (``processes.Worker``) or another."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def channel(self) -> socket.socket | None: ...
+    @property
+    def exit_fd(self) -> int | None: ...
+    @property
+    def oom_kills(self) -> int: ...
+    def read(self) -> list[Any]: ...
+    def drain(self) -> list[Any]: ...
+    def send(self, message: Mapping[str, Any]) -> bool: ...
+    def exited(self) -> bool: ...
+    def ending(self) -> Ended | None: ...
+    def signal_process(self, number: int) -> None: ...
+    def signal_group(self, number: int) -> None: ...
+    def finish(self) -> Ended: ...
+    def close(self) -> None: ...
 
 
 class _Watch:
@@ -154,7 +177,7 @@ class _Watch:
         if self._refused <= _MOST_WARNINGS:
             _log.warning("a message of the worker is left out: %s", why[:200])
 
-    def press(self, worker: Worker, stops: Stops) -> None:
+    def press(self, worker: Watched, stops: Stops) -> None:
         """Asks the worker to end, then tells it, then ends it, as time goes by."""
         now = time.monotonic()
         if stops.requested and not self.asked:
@@ -175,7 +198,7 @@ class _Watch:
             worker.signal_group(signal.SIGTERM)
             self.kill_at = now + self.kill_after_s
 
-    def _ask(self, worker: Worker, stops: Stops) -> None:
+    def _ask(self, worker: Watched, stops: Stops) -> None:
         self.asked = True
         grace_s = self.timing.grace_s
         message = {"do": STOP, "reason": stops.reason, "grace_s": grace_s}
@@ -206,7 +229,7 @@ class _Watch:
 
 
 def watch(
-    workers: Sequence[Worker],
+    workers: Sequence[Watched],
     attempt: int,
     recorder: Recorder,
     *,
@@ -263,6 +286,7 @@ def watch(
         for event in _events(seen, values):
             recorder.record(event)
     kills = (oom_kills() or 0) - (kills_before or 0)
+    kills += sum(worker.oom_kills for worker in workers)
     first = group.first_failure()
     return first, _evidence(group.seen[first], ends[first], logs[first], kills)
 
@@ -270,7 +294,9 @@ def watch(
 class _Group:
     """The workers of an attempt, and which of them has failed first."""
 
-    def __init__(self, workers: Sequence[Worker], attempt: int, timing: Timing) -> None:
+    def __init__(
+        self, workers: Sequence[Watched], attempt: int, timing: Timing
+    ) -> None:
         # The first one reports for all: others are silent for as long as all is well.
         silent = replace(timing, hang_after=None)
         self._workers = workers
@@ -284,7 +310,7 @@ class _Group:
         self._lost_until: float | None = None
         self._given_up = False
 
-    def each(self) -> Iterator[tuple[Worker, _Watch]]:
+    def each(self) -> Iterator[tuple[Watched, _Watch]]:
         """All of them, in the order of their ranks."""
         return zip(self._workers, self.seen, strict=True)
 
@@ -368,7 +394,7 @@ def _events(seen: _Watch, values: list[Any]) -> Iterator[ev.Event]:
             yield event
 
 
-def _wait(workers: Sequence[Worker], stops: Stops, times: list[float | None]) -> None:
+def _wait(workers: Sequence[Watched], stops: Stops, times: list[float | None]) -> None:
     """Until a worker says something or ends, a signal comes or it is time."""
     now = time.monotonic()
     waits = [max(0.0, at - now) for at in times if at is not None]
@@ -397,4 +423,5 @@ def _evidence(seen: _Watch, ended: Ended, log: Path, oom_kills: int) -> Evidence
         host_oom_kills=max(0, oom_kills),
         ready=seen.ready,
         log_tail=tail(log),
+        lost=ended.lost,
     )
