@@ -78,7 +78,11 @@ def _add_gang_options(parser: argparse.ArgumentParser) -> None:
         "--gang", type=int, default=1, metavar="N", help="how many hosts there are"
     )
     gang.add_argument(
-        "--member", type=int, default=0, metavar="I", help="which of them this is"
+        "--member",
+        type=_sum,
+        default=0,
+        metavar="I",
+        help="which of them this is, from 0; a sum such as 1+0 is taken, too",
     )
     gang.add_argument(
         "--meet",
@@ -325,6 +329,13 @@ def duration(text: str) -> float:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no time such as 30s or 2min{hint}"
         ) from None
+
+
+def _sum(text: str) -> int:
+    parts = text.split("+")
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number")
+    return sum(map(int, parts))
 
 
 def _address(text: str) -> tuple[str, int]:
