@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from oomrun.core import events as ev
 from oomrun.core import memory
+from oomrun.core.tally import Traced
 
 if TYPE_CHECKING:
     from oomrun.core.state import JobState
@@ -107,6 +108,10 @@ def out_of_memory(state: JobState, event: ev.OomOccurred) -> JobState:
         in_process_recoveries=state.in_process_recoveries
         + (event.rank > 0 and event.recovery == "in_process"),
         ooms={**state.ooms, key: state.ooms.get(key, 0) + 1},
+        traces={
+            **state.traces,
+            key: Traced(attempt=event.attempt, step=event.step, at=event.at),
+        },
         oom_attempt=event.attempt,
         micro_batch_failed=failed,
         failed_by_rank=by_rank,

@@ -210,6 +210,7 @@ def _metrics(given: Mapping[str, object]) -> MetricsSpec:
         given,
         "metrics",
         listen="listen",
+        port_taken="port_taken",
         textfile="textfile",
         pushgateway="pushgateway",
     )
