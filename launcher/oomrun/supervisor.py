@@ -33,6 +33,7 @@ from oomrun.core.state import JobState
 from oomrun.core.topology import Inventory, Unreadable
 from oomrun.devices import host
 from oomrun.environment import check_backend
+from oomrun.gang import Gang
 from oomrun.journal import Journal
 from oomrun.launching import Job, checkpoint_dir, end, policy_limits, start_workers
 from oomrun.logs import of_command
@@ -76,6 +77,7 @@ def supervise(
     observers: Sequence[Observer] = (),
     on_journaled: Callable[[JobState], None] | None = None,
     inventory: Callable[[], Inventory] | None = None,
+    gang: Gang | None = None,
 ) -> Outcome:
     """Runs the job to its end, or takes up an unfinished run of it.
 
@@ -85,6 +87,7 @@ def supervise(
         observers: called after each event, with the state after it.
         on_journaled: called with the state that the journal has, as it grows.
         inventory: reads the machine; None: ``devices.discover``.
+        gang: further hosts that the workers run on.
 
     Raises:
         SpecError: the job's mathematics differ from those of the run in its folder.
@@ -113,7 +116,7 @@ def supervise(
             return Outcome(
                 exit_code=0, reason="this run is complete", state=state, already=True
             )
-        run = _Run(job, recorder, stops, look)
+        run = _Run(job, recorder, stops, look, gang)
         if state.attempt_open:
             run.expect(_planned_bytes(state))
         try:
@@ -200,11 +203,13 @@ class _Run:
         recorder: Recorder,
         stops: Stops,
         look: Callable[[], Inventory],
+        gang: Gang | None = None,
     ) -> None:
         self._job = job
         self._recorder = recorder
         self._stops = stops
         self._look = look
+        self._gang = gang
         self._limits = policy_limits(job.spec)
         self._remembering = Remembering(Profiles(folder_of(job.environment)))
         self._free_before: dict[str, int] = {}
@@ -224,10 +229,11 @@ class _Run:
                     decision = replace(decision, delay_s=0.0)
             while isinstance(decision, Restart):
                 self._stops.sleep(decision.delay_s)
+                others = self._gang.assemble() if self._gang is not None else []
                 if self._stops.requested:
                     decision = Stop(reason="stopped before the next attempt")
                 else:
-                    decision = self._decide(self._attempt())
+                    decision = self._decide(self._attempt(others))
             return self._end(decision)
         except JournalError:
             raise  # it cannot even be recorded
@@ -235,17 +241,19 @@ class _Run:
             self._record_end("failed", error.exit_code, str(error))
             raise
 
-    def _attempt(self) -> Diagnosis:
+    def _attempt(self, others: Sequence[Inventory]) -> Diagnosis:
         job, recorder = self._job, self._recorder
         number = recorder.state.attempt + 1
-        plan, inventory = self._plan()
+        plan, inventory = self._plan(others)
         count = group_planning.ranks(plan)
         with contextlib.ExitStack() as stack:
             meeting = None
             if plan.strategy == "horovod":
-                meeting = stack.enter_context(contextlib.closing(Rendezvous()))
+                # Workers of other hosts have to come here, too.
+                made = Rendezvous() if self._gang is None else Rendezvous("")
+                meeting = stack.enter_context(contextlib.closing(made))
             workers = start_workers(
-                job, plan, recorder.state, number, inventory, meeting
+                job, plan, recorder.state, number, inventory, meeting, self._gang
             )
             try:
                 recorder.record(
@@ -282,12 +290,14 @@ class _Run:
         recorder.record(_attempt_ended(number, ended, evidence, rank))
         return ended
 
-    def _plan(self) -> tuple[Plan, Inventory]:
+    def _plan(self, others: Sequence[Inventory]) -> tuple[Plan, Inventory]:
         """The next plan and its machine, once the memory of a dead worker is back."""
         for device, free in self._free_before.items():
             self._wait_for_memory(device, free)
         inventory = self._look()
-        plan = group_planning.plan_for(self._job.spec, inventory, self._recorder.state)
+        plan = group_planning.plan_for(
+            self._job.spec, inventory, self._recorder.state, others
+        )
         used = {device.id for device in plan.devices if device.kind != "cpu"}
         for found in inventory.devices:
             if found.id in used and found.free_bytes is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -84,9 +83,6 @@ def prometheus(tmp_path: Path, port: int) -> Iterator[Prometheus]:
 @pytest.fixture
 def run(tmp_path: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """A real run that runs out of memory; it is ended with the test."""
-    for needed in ("tensorflow", "sklearn"):
-        if importlib.util.find_spec(needed) is None:
-            pytest.skip(f"{needed} is not installed")
     script = ROOT / "configs" / "quickstart" / "train.py"
     (tmp_path / "job.yaml").write_text(JOB.format(script=script, port=port))
     process = subprocess.Popen(

@@ -49,6 +49,9 @@ COMMANDS = {
     "status": Command(
         "Training", "oomrun.cli.status_command", "RUN_DIR", "show how a run stands"
     ),
+    "report": Command(
+        "Training", "oomrun.cli.report_command", "RUN_DIR", "write a run as one HTML file"
+    ),
     "diagnose": Command(
         "Training", "oomrun.cli.diagnose_command", "LOG",
         "say from any program's log what went wrong",

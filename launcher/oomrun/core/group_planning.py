@@ -7,6 +7,8 @@ fits (``shares.py``).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from oomrun.core import memory, planning, topology
 from oomrun.core.errors import InfeasiblePlanError
 from oomrun.core.plan import DevicePlan, Plan
@@ -22,8 +24,19 @@ def ranks(plan: Plan) -> int:
     return len(plan.devices) if plan.strategy == "horovod" else 1
 
 
-def plan_for(spec: JobSpec, inventory: Inventory, state: JobState) -> Plan:
+def plan_for(
+    spec: JobSpec,
+    inventory: Inventory,
+    state: JobState,
+    others: Sequence[Inventory] = (),
+) -> Plan:
     """The plan of the next attempt; see ``planning.make_plan``.
+
+    Args:
+        spec: what the user wrote; its ``devices`` are those of each host.
+        inventory: the supervisor's host.
+        state: the run so far.
+        others: the hosts of a gang's other members, in their order.
 
     Raises:
         InfeasiblePlanError: no such device, or nothing fits on it.
@@ -36,44 +49,58 @@ def plan_for(spec: JobSpec, inventory: Inventory, state: JobState) -> Plan:
             "module",
             nearest="strategy: single",
         )
-    chosen = _devices(spec, inventory)
     notes: list[str] = []
-    planned = tuple(
-        _device(spec, inventory, chosen, rank, state, notes)
-        for rank in range(len(chosen))
-    )
-    many = f"{len(chosen)} devices, one worker each"
+    planned: list[DevicePlan] = []
+    for number, host in enumerate((inventory, *others)):
+        chosen = _devices(spec, host, len(planned))
+        first = len(planned)
+        planned += [
+            _device(spec, host, chosen, index, first + index, number, state, notes)
+            for index in range(len(chosen))
+        ]
+    many = f"{len(planned)} devices, one worker each"
+    if others:
+        many = f"{len(planned)} devices of {1 + len(others)} hosts, one worker each"
     return Plan(
         strategy="horovod",
         strategy_reason=f"the job file asks for it: {many}",
         global_batch_size=spec.batch.global_size or state.global_batch_size,
         memory_mode=spec.memory.mode,
-        devices=planned,
-        notes=(*notes, "shares are agreed on when the workers know what fits"),
+        devices=tuple(planned),
+        notes=(
+            *dict.fromkeys(notes),
+            "shares are agreed on when the workers know what fits",
+        ),
     )
 
 
-def _devices(spec: JobSpec, inventory: Inventory) -> list[Device]:
-    """The devices in the order of ranks; the CPU may be several."""
+def _devices(spec: JobSpec, inventory: Inventory, first: int) -> list[Device]:
+    """A host's devices in the order of ranks; the CPU may be several.
+
+    CPUs are counted over all hosts, from ``first`` on this one, as they have no names.
+    """
     try:
         found = topology.select(inventory, planning.wanted_devices(spec))
     except topology.SelectionError as error:
         raise InfeasiblePlanError(f"devices: {error}") from None
-    if not isinstance(spec.devices, Cpus):
+    count = spec.devices.count if isinstance(spec.devices, Cpus) else len(found)
+    if found[0].kind != "cpu":
         return list(found)
-    return [topology.cpu(found[0], index) for index in range(spec.devices.count)]
+    return [topology.cpu(found[0], first + index) for index in range(count)]
 
 
 def _device(
     spec: JobSpec,
     inventory: Inventory,
     chosen: list[Device],
+    index: int,
     rank: int,
+    host: int,
     state: JobState,
     notes: list[str],
 ) -> DevicePlan:
-    device = chosen[rank]
-    limit = planning.limit_of(spec, inventory, device, rank, len(chosen), notes)
+    device = chosen[index]
+    limit = planning.limit_of(spec, inventory, device, index, len(chosen), notes)
     budget = None
     if limit is not None:
         budget = memory.budget_bytes(limit, planning.amount(spec.memory.headroom))
@@ -82,6 +109,7 @@ def _device(
         id=device.id,
         kind=device.kind,
         rank=rank,
+        host=host,
         limit_bytes=limit,
         budget_bytes=budget,
         micro_batch_size=_micro_batch(spec, rank, limit, state),

@@ -90,11 +90,12 @@ class AtMost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec:
-    """The global batch size (None: what the script says) and the micro-batch."""
+    """The global batch size (None: what the script says), and how it is cut up."""
 
     global_size: int | None = None
     micro: Auto | int | AtMost = AUTO
     batch_norm: BatchNorm = "micro_batch"
+    shares: Literal["auto", "by_memory"] = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

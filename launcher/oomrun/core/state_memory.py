@@ -71,15 +71,18 @@ def peaks(state: JobState, memory: tuple[ev.DeviceMemory, ...]) -> Mapping[str, 
 
 
 def micro_batch_changed(state: JobState, event: ev.MicroBatchChanged) -> JobState:
+    grown = event.new > event.old
     state = replace(
         state,
-        in_process_recoveries=state.in_process_recoveries + 1,
+        in_process_recoveries=state.in_process_recoveries + (not grown),
         last_decision=event.reason,
     )
     if event.phase != "gradients":
         return state
     return replace(
         state,
+        # Something else had taken the memory of what it has grown back to.
+        micro_batch_failed=None if grown else state.micro_batch_failed,
         state="training",
         micro_batch_size=event.new,
         micro_batch_limit=event.new,
