@@ -178,27 +178,23 @@ def _parts(door: Any, handle: Any) -> Iterator[tuple[Any, GpuReading]]:
     uuid = ask(door, "DeviceGetUUID", handle)
     if uuid is None:
         return
-    yield handle, _named(door, handle, id=uuid, kind="gpu", gpu_uuid=uuid)
+    model = _name(door, handle)
+    yield handle, GpuReading(id=uuid, kind="gpu", model=model, gpu_uuid=uuid)
     mode, _ = ask(door, "DeviceGetMigMode", handle) or (0, 0)
     for slot in range(gpu.mig_slots(door, handle) if mode == 1 else 0):
         part = ask(door, "DeviceGetMigDeviceHandleByIndex", handle, slot)
         own = part and ask(door, "DeviceGetUUID", part)
         if own:
             number = ask(door, "DeviceGetGpuInstanceId", part)
-            instance = "" if number is None else str(number)
-            yield (
-                part,
-                _named(
-                    door, part, id=own, kind="mig", gpu_uuid=uuid,
-                    gpu_instance_id=instance,
-                ),
+            known = GpuReading(
+                id=own, kind="mig", model=_name(door, part), gpu_uuid=uuid,
+                gpu_instance_id="" if number is None else str(number),
             )  # fmt: skip
+            yield part, known
 
 
-def _named(door: Any, handle: Any, **known: str) -> GpuReading:
-    return GpuReading(
-        model=ask(door, "DeviceGetName", handle) or "unknown GPU", **known
-    )
+def _name(door: Any, handle: Any) -> str:
+    return ask(door, "DeviceGetName", handle) or "unknown GPU"
 
 
 def _read(door: Any, listed: _Listed) -> _Gpus:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from oomrun.core.state import RESTART_CAUSES, JobState
-from oomrun.core.status import devices, shows_steps
+from oomrun.core.status import shows_steps
+from oomrun.metrics.device_families import devices_of
 from oomrun.metrics.family import Counted, Family, Sample, Value
 
 __all__ = ["RUN_FAMILIES", "RUN_STATES"]
@@ -54,7 +55,7 @@ def _run_end(state: JobState) -> Iterable[Sample]:
 
 
 def _accumulation_steps(state: JobState) -> float | None:
-    steps = [d.accumulation_steps for d in devices(state) if d.accumulation_steps]
+    steps = [d.accumulation_steps for d in devices_of(state) if d.accumulation_steps]
     return max(steps, default=None)
 
 
@@ -62,7 +63,7 @@ def _micro_batch_size(state: JobState) -> float | None:
     if shows_steps(state):
         return state.micro_batch_size
     # Nobody reports a command's: it is what the command was told.
-    return next((device.micro_batch_size for device in devices(state)), None)
+    return next((device.micro_batch_size for device in devices_of(state)), None)
 
 
 def _lost_steps(state: JobState) -> Iterable[Sample]:
@@ -71,7 +72,7 @@ def _lost_steps(state: JobState) -> Iterable[Sample]:
 
 
 def _replicas(state: JobState) -> float | None:
-    return len(devices(state)) or None
+    return len(devices_of(state)) or None
 
 
 def _workers_expected(state: JobState) -> float:
