@@ -154,7 +154,7 @@ def make_launch(
         batch_norm=spec.batch.batch_norm,
         probe=spec.memory.probe == "auto" and shrinks,
         measure=job.measure,
-        measured={} if rank else state.measured,
+        measured={} if rank or len(plan.devices) > 1 else state.measured,
         micro_batch_failed=state.failed_by_rank.get(rank)
         if rank
         else planning.known_to_fail(state, plan.devices[0].limit_bytes),
@@ -260,8 +260,9 @@ def _start_worker(
         launch_file=folder.launch(rank).absolute(),
         roots=source_roots(),
     )
-    # What a worker of a group needs depends on the others, too: nothing is remembered.
-    known = None if told else environment_of(job.spec, plan, inventory, env)
+    # What is needed beside others depends on them, too: nothing is remembered.
+    alone = not told and len(plan.devices) == 1
+    known = environment_of(job.spec, plan, inventory, env) if alone else None
     launch = make_launch(job, plan, state, attempt, known, rank)
     write_atomically(folder.launch(rank), _json(launches.to_json(launch)))
     return Worker(

@@ -32,7 +32,7 @@ from oomrun.core.spec import Command, mathematics
 from oomrun.core.state import JobState
 from oomrun.core.topology import Inventory, Unreadable
 from oomrun.devices import host
-from oomrun.environment import check_backend
+from oomrun.environment import check_backend, horovod_installed
 from oomrun.journal import Journal
 from oomrun.launching import Job, checkpoint_dir, end, policy_limits, start_workers
 from oomrun.logs import of_command
@@ -286,7 +286,12 @@ class _Run:
         for device, free in self._free_before.items():
             self._wait_for_memory(device, free)
         inventory = self._look()
-        plan = group_planning.plan_for(self._job.spec, inventory, self._recorder.state)
+        plan = group_planning.plan_for(
+            self._job.spec,
+            inventory,
+            self._recorder.state,
+            horovod=horovod_installed(),
+        )
         used = {device.id for device in plan.devices if device.kind != "cpu"}
         for found in inventory.devices:
             if found.id in used and found.free_bytes is not None:

@@ -1,17 +1,20 @@
-"""The plan of an attempt, whichever its strategy; of several workers in particular.
+"""The plan of an attempt, whichever its strategy; of several devices in particular.
 
-Covers: one worker for each device, each with its own limit and budget. Does not cover:
-one device (``planning.py``), the shares, which the workers agree on once they know what
-fits (``shares.py``).
+Covers: several devices, in one worker or in one each, each with its own limit and
+budget. Does not cover: which strategy (``strategy.py``), one device (``planning.py``),
+the shares, which follow once it is known what fits (``shares.py``).
 """
 
 from __future__ import annotations
 
-from oomrun.core import memory, planning, topology
+from collections.abc import Iterator, Sequence
+
+from oomrun.core import memory, planning, strategy, topology
 from oomrun.core.errors import InfeasiblePlanError
 from oomrun.core.plan import DevicePlan, Plan
-from oomrun.core.spec import Command, Cpus, JobSpec
+from oomrun.core.spec import AUTO, Command, Cpus, JobSpec
 from oomrun.core.state import JobState
+from oomrun.core.strategy import Situation
 from oomrun.core.topology import Device, Inventory
 
 __all__ = ["plan_for", "ranks"]
@@ -22,35 +25,57 @@ def ranks(plan: Plan) -> int:
     return len(plan.devices) if plan.strategy == "horovod" else 1
 
 
-def plan_for(spec: JobSpec, inventory: Inventory, state: JobState) -> Plan:
+def plan_for(
+    spec: JobSpec, inventory: Inventory, state: JobState, *, horovod: bool = False
+) -> Plan:
     """The plan of the next attempt; see ``planning.make_plan``.
+
+    Args:
+        spec: what the user wrote.
+        inventory: the machine now.
+        state: the run so far; a new ``JobState()`` where there is none.
+        horovod: whether Horovod is installed.
 
     Raises:
         InfeasiblePlanError: no such device, or nothing fits on it.
     """
-    if spec.strategy != "horovod":
-        return planning.make_plan(spec, inventory, state)
-    if isinstance(spec.program, Command):
-        raise InfeasiblePlanError(
-            "a command starts its own workers: strategy horovod is for a script or a "
-            "module",
-            nearest="strategy: single",
-        )
     chosen = _devices(spec, inventory)
+    choice = strategy.choose(
+        spec.strategy,
+        Situation(
+            devices=chosen,
+            nvlinks=inventory.nvlinks,
+            horovod=horovod,
+            command=isinstance(spec.program, Command),
+            own_limits=spec.memory.limit != AUTO,
+        ),
+    )
+    if choice.strategy == "single":
+        return planning.make_plan(spec, inventory, state)
     notes: list[str] = []
     planned = tuple(
         _device(spec, inventory, chosen, rank, state, notes)
         for rank in range(len(chosen))
     )
-    many = f"{len(chosen)} devices, one worker each"
+    if choice.strategy == "mirrored":
+        notes += _about_one_process(planned)
     return Plan(
-        strategy="horovod",
-        strategy_reason=f"the job file asks for it: {many}",
+        strategy=choice.strategy,
+        strategy_reason=choice.reason,
         global_batch_size=spec.batch.global_size or state.global_batch_size,
         memory_mode=spec.memory.mode,
         devices=planned,
-        notes=(*notes, "shares are agreed on when the workers know what fits"),
+        notes=(*notes, "shares are agreed on when it is known what fits"),
     )
+
+
+def _about_one_process(devices: Sequence[DevicePlan]) -> Iterator[str]:
+    limits = [device.limit_bytes for device in devices if device.kind == "cpu"]
+    if len(limits) > 1 and None not in limits:
+        yield (
+            "the CPU devices of one process share one allocator: TensorFlow keeps to "
+            "the sum of their limits, and each one's own is planned with only"
+        )
 
 
 def _devices(spec: JobSpec, inventory: Inventory) -> list[Device]:

@@ -80,7 +80,7 @@ def state_measured(
         samples: its rows.
         graph: what the step's graph says, by rows of a batch.
     """
-    (memory,) = devices.read_memory(session.launch.plan)
+    memory, *_ = devices.read_memory(session.launch.plan)
     seen = ev.StateMeasured(
         at=time.time(),
         attempt=session.launch.attempt,
@@ -139,7 +139,8 @@ def progressed(
     micro = sizes.size(samples) if call is None or call.managed else samples
     micro = session.pass_size or micro
     memory = devices.read_memory(session.launch.plan)
-    for device in memory:
+    # Of further devices it is not asked: what fits there follows from the first.
+    for device in memory[:1]:
         if call is not None and device.peak_bytes is not None:
             sizes.note_peak(micro, device.peak_bytes)
     session.channel.send(

@@ -13,7 +13,7 @@ import time
 from oomrun.core import batch, launch, log_facts
 from oomrun.core import events as ev
 from oomrun.worker import devices
-from oomrun.worker.channel import Channel
+from oomrun.worker.channel import Channel, OfOneDevice
 
 __all__ = ["MicroBatches"]
 
@@ -27,7 +27,7 @@ class MicroBatches:
         failed: the smallest size of it that ran out of memory.
     """
 
-    def __init__(self, settings: launch.Launch, channel: Channel) -> None:
+    def __init__(self, settings: launch.Launch, channel: Channel | OfOneDevice) -> None:
         self._settings = settings
         self._channel = channel
         device = settings.plan.devices[0]

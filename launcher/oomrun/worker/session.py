@@ -68,6 +68,11 @@ class Session:
         self._unsettled: Callable[[], None] | None = None
         self.store = Store(launch, channel)
 
+    @property
+    def several_devices(self) -> bool:
+        """Whether this process has more than one device to train on."""
+        return len(self.launch.plan.devices) > 1
+
     # -- reporting -------------------------------------------------------------
 
     def note(self, code: str, text: str) -> None:
