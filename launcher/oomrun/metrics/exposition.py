@@ -83,7 +83,7 @@ class _Encoder:
         # Its exemplar would stand behind the number.
         bare = [sample._replace(exemplar=None) for sample in new.values()]
         if new:
-            # Not splitlines(): a name may hold what Unicode counts as the end of a line.
+            # Not splitlines(): a name may hold what Unicode takes for the end of one.
             written = self._of(metric, bare).split("\n")[:-1]
             for key, line in zip(new, written, strict=True):
                 self._lines[key] = line.rpartition(" ")[0]
