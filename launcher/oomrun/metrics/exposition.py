@@ -57,14 +57,15 @@ class _Encoder:
         parts: list[str] = []
         for metric in collector.collect():
             parts.append(self._head(metric))
-            self._learn(metric)
             lines = self._lines
             for sample in metric.samples:
                 if sample.exemplar is not None:
                     parts.append(self._of(metric, [sample]))
                     continue
-                line = lines[_key(sample)]
-                parts.append(f"{line} {_number(sample.value)}\n")
+                key = _key(sample)
+                if key not in lines:
+                    self._learn(metric)
+                parts.append(f"{lines[key]} {_number(sample.value)}\n")
         return "".join([*parts, _END if self._ends else ""]).encode()
 
     def _head(self, metric: Metric) -> str:
@@ -82,11 +83,10 @@ class _Encoder:
         }
         # Its exemplar would stand behind the number.
         bare = [sample._replace(exemplar=None) for sample in new.values()]
-        if new:
-            # Not splitlines(): a name may hold what Unicode takes for the end of one.
-            written = self._of(metric, bare).split("\n")[:-1]
-            for key, line in zip(new, written, strict=True):
-                self._lines[key] = line.rpartition(" ")[0]
+        # Not splitlines(): a name may hold what Unicode takes for the end of one.
+        written = self._of(metric, bare).split("\n")[:-1]
+        for key, line in zip(new, written, strict=True):
+            self._lines[key] = line.rpartition(" ")[0]
 
     def _of(self, metric: Metric, samples: list[Sample]) -> str:
         text = self._text([_with(metric, samples)]).removesuffix(_END)

@@ -110,6 +110,9 @@ def _unit(name: str) -> str:
 def _add(
     metric: Metric, labels: tuple[str, ...], value: Value, run_id: str = ""
 ) -> None:
+    if isinstance(metric, GaugeMetricFamily) and isinstance(value, (int, float)):
+        metric.add_metric(labels, value)  # nearly all are
+        return
     match metric:
         case InfoMetricFamily():
             metric.add_metric(labels, {})
