@@ -86,6 +86,7 @@ DEVICE_FAMILIES: tuple[Family[JobState], ...] = (
         "oomrun_gpu_info", "info",
         "A GPU of the run; joins with other exporters by UUID.",
         _gpu_info, ("rank", "device", "UUID", "uuid"),
+        lambda state: (state.plan,),
     ),
     Family(
         "oomrun_device_memory_limit_bytes", "gauge",
@@ -126,5 +127,6 @@ DEVICE_FAMILIES: tuple[Family[JobState], ...] = (
         "oomrun_oom_events_total", "counter",
         "Times that memory ran out, by device, kind (device or host) and phase.",
         _oom_events, ("rank", "device", "kind", "phase"),
+        lambda state: (state.ooms, state.traces, state.plan),
     ),
 )  # fmt: skip

@@ -88,10 +88,12 @@ RUN_FAMILIES: tuple[Family[JobState], ...] = (
     Family(
         "oomrun_run_info", "info", "What the run is.", _run_info,
         ("run_id", "strategy", "framework_version", "keras_version"),
+        lambda s: (s.plan, s.versions),
     ),
     Family(
         "oomrun_run_state", "stateset", "The state that the run is in: 1, others 0.",
         _one(lambda s: {name: name == s.state for name in RUN_STATES}),
+        source=lambda s: (s.state,),
     ),
     Family(
         "oomrun_run_start_timestamp_seconds", "gauge",
@@ -110,7 +112,7 @@ RUN_FAMILIES: tuple[Family[JobState], ...] = (
             ((c,), Counted(s.restarts.get(c, 0), s.traces.get(c)))
             for c in RESTART_CAUSES
         ],
-        ("reason",),
+        ("reason",), lambda s: (s.restarts, s.traces),
     ),
     Family(
         "oomrun_resumes_total", "counter",
@@ -120,6 +122,7 @@ RUN_FAMILIES: tuple[Family[JobState], ...] = (
     Family(
         "oomrun_adaptations_total", "counter", "Changes of settings during the run.",
         lambda s: s.tally.adaptations.items(), ("action", "direction", "trigger"),
+        lambda s: (s.tally.adaptations,),
     ),
     Family(
         "oomrun_lost_steps_total", "counter",
@@ -130,7 +133,7 @@ RUN_FAMILIES: tuple[Family[JobState], ...] = (
         "oomrun_recovery_duration_seconds", "histogram",
         "Time from what stopped training to the first progress reported after it.",
         lambda s: [((why,), h) for why, h in s.tally.recovery_times.items()],
-        ("reason",),
+        ("reason",), lambda s: (s.tally.recovery_times,),
     ),
     Family(
         "oomrun_steps_total", "counter",
@@ -204,6 +207,7 @@ RUN_FAMILIES: tuple[Family[JobState], ...] = (
     Family(
         "oomrun_checkpoint_duration_seconds", "histogram",
         "Time to write a checkpoint.", _one(lambda s: s.tally.checkpoint_times),
+        source=lambda s: (s.tally.checkpoint_times,),
     ),
     Family(
         "oomrun_checkpoint_failures_total", "counter",
