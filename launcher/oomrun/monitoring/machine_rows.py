@@ -37,7 +37,8 @@ def _of_others(used: str, label: str, source: str) -> Panel:
         title=f"Memory of other programs ({source})", type="timeseries",
         unit="bytes", width=8,
         description="All that the driver counts on the GPU, less what TensorFlow has "
-        f"allocated: neighbours, and the CUDA context. Empty without {source}.",
+        "allocated: neighbours, and the CUDA context."
+        + ("" if source == "oomrun" else f" Empty without {source}."),
         queries=(
             Query(
                 expr=f"sum by (run, rank) (sum by ({label}) ({used}) "
@@ -46,7 +47,10 @@ def _of_others(used: str, label: str, source: str) -> Panel:
                 legend="{{run}} rank {{rank}}",
             ),
         ),
-        defaults={"custom": lines(), "noValue": f"no GPU, or no {source}"},
+        defaults={
+            "custom": lines(),
+            "noValue": _NO_GPU if source == "oomrun" else f"no GPU, or no {source}",
+        },
     )  # fmt: skip
 
 
