@@ -32,6 +32,7 @@ model.fit(x, y, batch_size=256, epochs=2, verbose=2,
 CHECKPOINTS = "checkpoint: {every: 2 steps}\n"
 
 
+@pytest.mark.slow
 def test_tensorboard_has_a_run_of_ours_beside_the_script_s(tmp_path: Path) -> None:
     reader = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator"
