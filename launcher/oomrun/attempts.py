@@ -9,14 +9,12 @@ failure. Does not cover: what the evidence means (``core.diagnosis``) and what f
 from __future__ import annotations
 
 import logging
-import select
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from oomrun.core import event_json, patience
 from oomrun.core import events as ev
@@ -25,15 +23,14 @@ from oomrun.core.launch import DUMP_SIGNAL, EXIT_LOST, STOP
 from oomrun.core.spec import Auto
 from oomrun.core.state import JobState
 from oomrun.logs import tail
-from oomrun.processes import Ended, sweep
+from oomrun.processes import Ended, Watched, sweep, wait
 from oomrun.recorder import Recorder
 from oomrun.stops import Stops
 
-__all__ = ["Timing", "Watched", "watch"]
+__all__ = ["Timing", "watch"]
 
 _log = logging.getLogger(__name__)
 
-_POLL_S = 0.05  # where the kernel cannot tell us of a process's end
 _MOST_WARNINGS = 3
 
 # What a worker may tell. Decisions and ends are ours alone.
@@ -77,28 +74,6 @@ class Timing:
     dump_s: float = 1.0
     memory_back_s: float = 30.0
     progress_every_s: float = 2.0
-
-
-class Watched(Protocol):
-    """A worker, on this machine (``processes.Worker``) or another."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def channel(self) -> socket.socket | None: ...
-    @property
-    def exit_fd(self) -> int | None: ...
-    @property
-    def oom_kills(self) -> int: ...
-    def read(self) -> list[Any]: ...
-    def drain(self) -> list[Any]: ...
-    def send(self, message: Mapping[str, Any]) -> bool: ...
-    def exited(self) -> bool: ...
-    def ending(self) -> Ended | None: ...
-    def signal_process(self, number: int) -> None: ...
-    def signal_group(self, number: int) -> None: ...
-    def finish(self) -> Ended: ...
-    def close(self) -> None: ...
 
 
 class _Watch:
@@ -263,7 +238,8 @@ def watch(
     kills_before = oom_kills()
     try:
         while not group.all_ended():
-            _wait(workers, stops, [*group.due(), recorder.due_at()])
+            wait(workers, stops, [*group.due(), recorder.due_at()])
+            stops.clear()
             for worker, seen in group.each():
                 # All that one that has ended had to say decides how it ended.
                 ended = worker.exited()
@@ -392,23 +368,6 @@ def _events(seen: _Watch, values: list[Any]) -> Iterator[ev.Event]:
     for value in values:
         if (event := seen.accept(value)) is not None:
             yield event
-
-
-def _wait(workers: Sequence[Watched], stops: Stops, times: list[float | None]) -> None:
-    """Until a worker says something or ends, a signal comes or it is time."""
-    now = time.monotonic()
-    waits = [max(0.0, at - now) for at in times if at is not None]
-    poll = select.poll()
-    poll.register(stops, select.POLLIN)
-    for worker in workers:
-        if worker.channel is not None:
-            poll.register(worker.channel, select.POLLIN)
-        if worker.exit_fd is None:
-            waits.append(_POLL_S)
-        elif not worker.exited():
-            poll.register(worker.exit_fd, select.POLLIN)
-    poll.poll(min(waits) * 1000 + 1 if waits else None)
-    stops.clear()
 
 
 def _evidence(seen: _Watch, ended: Ended, log: Path, oom_kills: int) -> Evidence:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oomrun.attempts import Timing, Watched
+from oomrun.attempts import Timing
 from oomrun.core import command, planning
 from oomrun.core import launch as launches
 from oomrun.core import plan as plans
@@ -38,7 +38,7 @@ from oomrun.environment import (
     worker_environment,
 )
 from oomrun.gang import Gang
-from oomrun.processes import Worker
+from oomrun.processes import Watched, Worker
 from oomrun.ranks import Rendezvous, interface
 from oomrun.remembering import environment_of
 from oomrun.rundir import RunDir, write_atomically

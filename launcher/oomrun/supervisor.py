@@ -36,7 +36,7 @@ from oomrun.environment import check_backend
 from oomrun.gang import Gang
 from oomrun.journal import Journal
 from oomrun.launching import Job, checkpoint_dir, end, policy_limits, start_workers
-from oomrun.logs import of_command
+from oomrun.logs import of_command, of_exhausted
 from oomrun.oom_reports import OomReports
 from oomrun.processes import sweep
 from oomrun.profiles import Profiles, folder_of
@@ -285,7 +285,9 @@ class _Run:
         if count > 1 and ended.cause is not Cause.FINISHED:
             ended = replace(ended, summary=f"worker {rank}: {ended.summary}")
         if evidence.command and ended.cause is Cause.DEVICE_OOM:
-            recorder.record(_oom_of_command(number, plan, ended))
+            recorder.record(
+                of_exhausted(time.time(), number, plan.devices[0], ended.told)
+            )
         recorder.record(_attempt_ended(number, ended, evidence, rank))
         return ended
 
@@ -385,22 +387,6 @@ def _attempt_ended(
         exit_code=evidence.exit_code,
         signal=evidence.signal,
         rank=rank,
-    )
-
-
-def _oom_of_command(attempt: int, plan: Plan, ended: Diagnosis) -> ev.OomOccurred:
-    (device,) = plan.devices
-    return ev.OomOccurred(
-        at=time.time(),
-        attempt=attempt,
-        rank=0,
-        device=device.id,
-        kind="device",
-        phase="unknown",
-        recovery="restart",
-        micro_batch_size=device.micro_batch_size,
-        step=0,
-        message=ended.told,
     )
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "CONTAINERS",
     "KINDS",
     "MEETING_PORT",
+    "OWN_LABELS",
     "GpuNeed",
     "Shipped",
     "Submission",
@@ -44,6 +45,8 @@ KINDS = {
 
 _INSTANCE = "app.kubernetes.io/instance"
 _MANAGED_BY = "app.kubernetes.io/managed-by"
+#: By which whatever belongs to a job is found.
+OWN_LABELS = (_INSTANCE, _MANAGED_BY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,11 @@ class Submission:
     def name(self) -> str:
         """What the objects are called."""
         return self.spec.name
+
+    @property
+    def kind(self) -> str:
+        """Of the object that starts the pods."""
+        return KINDS[self.section.mode]
 
     @property
     def all_files(self) -> tuple[Shipped, ...]:
