@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oomrun.attempts import Timing
 from oomrun.core import command, planning
 from oomrun.core import launch as launches
 from oomrun.core import plan as plans
@@ -38,10 +37,11 @@ from oomrun.environment import (
     worker_environment,
 )
 from oomrun.gang import Gang
-from oomrun.processes import Watched, Worker
+from oomrun.processes import Worker
 from oomrun.ranks import Rendezvous, interface
 from oomrun.remembering import environment_of
 from oomrun.rundir import RunDir, write_atomically
+from oomrun.watched import Timing, Watched
 
 __all__ = [
     "WORKER_ARGV",
@@ -154,6 +154,7 @@ def make_launch(
         global_batch_size=spec.batch.global_size,
         last_step=state.last_training_step,
         batch_norm=spec.batch.batch_norm,
+        shares=spec.batch.shares,
         probe=spec.memory.probe == "auto" and shrinks,
         measure=job.measure,
         measured={} if rank else state.measured,

@@ -12,15 +12,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
@@ -28,11 +26,10 @@ from oomrun.channel import Lines, encode
 from oomrun.core.errors import LaunchError
 from oomrun.core.launch import CHANNEL_FD, RUN_TOKEN
 
-__all__ = ["Ended", "Watched", "Worker", "become_subreaper", "sweep", "wait"]
+__all__ = ["Ended", "Worker", "become_subreaper", "sweep"]
 
 _PR_SET_CHILD_SUBREAPER = 36
 _CHUNK_BYTES = 64 * 1024
-_POLL_S = 0.05  # where the kernel cannot tell us of a process's end
 # What a Unix socket's buffers can hold once all writers are dead; more than that means
 # that somebody is still writing, whom nothing will ever stop.
 _DRAIN_BYTES = 16 * 1024 * 1024
@@ -49,34 +46,6 @@ class Ended:
     exit_code: int | None
     signal: int | None
     lost: str = ""
-
-
-class Watched(Protocol):
-    """What an attempt needs of a worker, on this machine or on another."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def channel(self) -> socket.socket | None: ...
-    @property
-    def exit_fd(self) -> int | None: ...
-    @property
-    def oom_kills(self) -> int: ...
-    def read(self) -> list[Any]: ...
-    def drain(self) -> list[Any]: ...
-    def send(self, message: Mapping[str, Any]) -> bool: ...
-    def exited(self) -> bool: ...
-    def ending(self) -> Ended | None: ...
-    def signal_process(self, number: int) -> None: ...
-    def signal_group(self, number: int) -> None: ...
-    def finish(self) -> Ended: ...
-    def close(self) -> None: ...
-
-
-class HasFileno(Protocol):
-    """What can be waited for."""
-
-    def fileno(self) -> int: ...
 
 
 class Worker:
@@ -234,30 +203,6 @@ class Worker:
         if self._exit_fd is not None:
             os.close(self._exit_fd)
             self._exit_fd = None
-
-
-def wait(
-    workers: Sequence[Watched], wake: HasFileno, times: Sequence[float | None]
-) -> None:
-    """Until a worker says something or ends, ``wake`` is readable or it is time.
-
-    Args:
-        workers: those that are waited for.
-        wake: what else ends the wait.
-        times: monotonic times, the first of which ends it.
-    """
-    now = time.monotonic()
-    waits = [max(0.0, at - now) for at in times if at is not None]
-    poll = select.poll()
-    poll.register(wake, select.POLLIN)
-    for worker in workers:
-        if worker.channel is not None:
-            poll.register(worker.channel, select.POLLIN)
-        if worker.exit_fd is None:
-            waits.append(_POLL_S)
-        elif not worker.exited():
-            poll.register(worker.exit_fd, select.POLLIN)
-    poll.poll(min(waits) * 1000 + 1 if waits else None)
 
 
 def _exit_descriptor(pid: int) -> int | None:

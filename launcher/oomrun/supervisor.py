@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import oomrun
-from oomrun import devices, takeover
+from oomrun import devices, known_runs, takeover
 from oomrun.attempts import watch
 from oomrun.core import diagnosis, group_planning, policy
 from oomrun.core import events as ev
@@ -100,6 +100,7 @@ def supervise(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_held(job))
         journal = stack.enter_context(Journal(job.run_dir.journal))
+        known_runs.register(job.run_dir, known_runs.folders_of(job.environment))
         reports = OomReports(job.run_dir, journal.events)
         recorder = Recorder(
             journal,

@@ -112,12 +112,12 @@ def _is_for_runs(folder: Path) -> bool:
 def run(args: argparse.Namespace) -> int:
     """Runs the job; returns the exit code."""
     # Only here: `oomrun run --help` needs none of it.
-    from oomrun.attempts import Timing
     from oomrun.cli.view import make_observer
     from oomrun.launching import Job
     from oomrun.processes import become_subreaper
     from oomrun.rundir import RunDir
     from oomrun.stops import Stops
+    from oomrun.watched import Timing
 
     logging.basicConfig(format="oomrun: %(message)s", level=logging.WARNING)
     spec = load_job_file(args.job, args.set)
@@ -144,11 +144,14 @@ def run(args: argparse.Namespace) -> int:
         stops = Stops()
         stack.callback(stops.close)
         stack.enter_context(stops.installed())
-        exporter = _exporter(job, latest)
+        machine = _machine(job)
+        if machine is not None:
+            stack.enter_context(machine)
+        exporter = _exporter(job, latest, machine)
         if exporter is not None:
             stack.callback(exporter.close)
         if metrics.textfile is not None:
-            stack.enter_context(_textfile(job, latest))
+            stack.enter_context(_textfile(job, latest, machine))
         with make_observer(sys.stdout, force=form) as view:
             outcome = gang_options.supervised(
                 job, meeting, stops=stops, observers=(view,), on_journaled=latest
@@ -172,11 +175,20 @@ class _Latest:
         self.state = state
 
 
-def _textfile(job: Any, latest: _Latest) -> Any:
+def _machine(job: Any) -> Any:
+    """What reads the machine for those who watch; None where nobody can."""
+    if job.spec.metrics.listen is None and job.spec.metrics.textfile is None:
+        return None
+    from oomrun.devices.sampling import Sampling
+
+    return Sampling()
+
+
+def _textfile(job: Any, latest: _Latest, machine: Any) -> Any:
     from oomrun.metrics.handing_over import Textfile
 
     path = job.job_file.parent / job.spec.metrics.textfile
-    return Textfile(path, lambda: latest.state)
+    return Textfile(path, lambda: latest.state, machine)
 
 
 def _push(url: str, latest: _Latest) -> None:
@@ -185,12 +197,13 @@ def _push(url: str, latest: _Latest) -> None:
     push(url, latest.state)
 
 
-def _exporter(job: Any, latest: _Latest) -> Any:
+def _exporter(job: Any, latest: _Latest, machine: Any) -> Any:
     """The metrics endpoint, or None where it is not wanted or cannot be had.
 
     Raises:
         ProtectionError: a secret or a certificate cannot be had. Unlike a port, it
             will not be there later, and nobody would see that it is missing.
+        ExporterError: the address cannot be had, and the job file wants no other.
     """
     listen = job.spec.metrics.listen
     if listen is None:
@@ -203,9 +216,16 @@ def _exporter(job: Any, latest: _Latest) -> Any:
     )
     try:
         started = exporter.start(
-            listen.host, listen.port, lambda: latest.state, protection=who
+            listen.host,
+            listen.port,
+            lambda: latest.state,
+            machine=machine,
+            port_taken=job.spec.metrics.port_taken,
+            protection=who,
         )
     except exporter.ExporterError as error:
+        if job.spec.metrics.port_taken == "error":
+            raise
         print(f"oomrun: {error}; the run goes on without", file=sys.stderr)
         return None
     if started.note:

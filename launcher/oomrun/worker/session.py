@@ -271,6 +271,8 @@ class Session:
         if call is None:
             return
         leak = self.leaks.after_step(self.step, call.steps_to_come)
+        if self.leaks.in_use_bytes is not None:
+            self.micro_batches.at_rest(self.leaks.in_use_bytes)
         if not (self._due or stopping or leak):
             return
         self._loss = _finite(loss)
@@ -307,6 +309,8 @@ class Session:
         name = f"step-{self.step:010d}-{self.launch.attempt:04d}"
         self.store.save(name, call.model, self._state(call, None), reason)
         self._due, self._saved_at = "", time.monotonic()
+        if reason == "schedule":
+            self.micro_batches.at_checkpoint()
 
     def _state(self, call: FitCall, result: Any) -> dict[str, Any]:
         return {

@@ -190,6 +190,7 @@ def _devices(given: Mapping[str, object]) -> Devices:
 def _batch(given: Mapping[str, object]) -> BatchSpec:
     values = _some(given, "batch", global_size="global", micro="micro")
     values.update(_some(given, "batch", micro="micro.max", batch_norm="batch_norm"))
+    values.update(_some(given, "batch", shares="shares"))
     return BatchSpec(**values)
 
 
@@ -209,6 +210,7 @@ def _metrics(given: Mapping[str, object]) -> MetricsSpec:
         given,
         "metrics",
         listen="listen",
+        port_taken="port_taken",
         textfile="textfile",
         pushgateway="pushgateway",
     )
