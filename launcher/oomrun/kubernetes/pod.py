@@ -79,7 +79,7 @@ def _spec(submission: Submission, member: str, index_of: str) -> dict[str, Any]:
     section = submission.section
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": section.grace_s,
+        "terminationGracePeriodSeconds": submission.grace_s,
         "serviceAccountName": section.service_account or submission.name,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -136,7 +136,7 @@ def _container(submission: Submission, member: str, index_of: str) -> dict[str, 
 
 
 def _command(submission: Submission) -> list[str]:
-    grace_s = submission.section.grace_s - _GRACE_MARGIN_S
+    grace_s = submission.grace_s - _GRACE_MARGIN_S
     words = ["oomrun", "run", f"{JOB_FOLDER}/{JOB_FILE}", "--view", "plain"]
     words += ["--grace", f"{grace_s}s"]
     for override in submission.overrides:
