@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import kubernetes_validate
 import yaml
 
+import fake_discovery
 from kubernetes_jobs import check_whole
 
 VERSION = "1.34"
@@ -104,6 +105,7 @@ class FakeCluster:
                 },
                 "creationTimestamp": f"2026-01-01T00:00:{self.made:02d}Z",
             },
+            "spec": {"containers": [{"name": "worker", "image": "x"}]},
             "status": status,
         }  # fmt: skip
 
@@ -129,6 +131,11 @@ def _handler(cluster: FakeCluster) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(length) or b"{}") if length else {}
             url = urlsplit(self.path)
             cluster.requests.append((method, url.path))
+            found = fake_discovery.answer(url.path)
+            if found is not None:
+                return self._reply(200, found)
+            if "/namespaces/" not in url.path:
+                return self._fail(404, "NotFound", "there is no such path")
             parts = url.path.split("/namespaces/")[1].split("/")
             namespace, plural, *rest = parts
             if plural in cluster.forbidden:
@@ -186,7 +193,19 @@ def _handler(cluster: FakeCluster) -> type[BaseHTTPRequestHandler]:
                 if (kind, where) == (plural, namespace)
                 and wanted.items() <= manifest["metadata"].get("labels", {}).items()
             ]
-            self._reply(200, {"apiVersion": "v1", "kind": "List", "items": items})
+            for text in query.get("fieldSelector", ()):
+                name = text.removeprefix("metadata.name=")
+                items = [each for each in items if each["metadata"]["name"] == name]
+            if "watch" in query:
+                return self._watched(items)
+            kind = f"{fake_discovery.kind_of(plural)}List"
+            listed = {"apiVersion": items[0]["apiVersion"] if items else "v1"}
+            self._reply(200, {**listed, "kind": kind, "metadata": {}, "items": items})
+
+        def _watched(self, items: list[Manifest]) -> None:
+            """What there is, and the end: whoever watches asks again."""
+            change = {"type": "MODIFIED", "object": items[0]} if items else ""
+            self._reply(200, change)
 
         def _fail(self, code: int, reason: str, message: str) -> None:
             self._reply(

@@ -22,7 +22,10 @@ from killable import JOB, causes, drive, events, of_this_run, wait_for
 from oomrun.core import events as ev
 from oomrun.rundir import RunDir
 
-TWO = JOB + "strategy: horovod\nrecovery: {max_restarts: {crash: 1}}\n"
+TWO = (
+    JOB.replace('"127.0.0.1:0"', "none")
+    + "strategy: horovod\nrecovery: {max_restarts: {crash: 1}}\n"
+)
 
 
 class Hosts:
