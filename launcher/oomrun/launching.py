@@ -157,7 +157,7 @@ def make_launch(
         shares=spec.batch.shares,
         probe=spec.memory.probe == "auto" and shrinks,
         measure=job.measure,
-        measured={} if rank else state.measured,
+        measured={} if rank or len(plan.devices) > 1 else state.measured,
         micro_batch_failed=state.failed_by_rank.get(rank)
         if rank
         else planning.known_to_fail(state, plan.devices[0].limit_bytes),
@@ -266,8 +266,8 @@ def _start_worker(
     told: Mapping[str, str] | None = None,
 ) -> Worker:
     launch = make_launch(job, plan, state, attempt, rank=rank)
-    if told is None:
-        # Of a group nothing is remembered: what its workers need depends on the others.
+    if told is None and len(plan.devices) == 1:
+        # What is needed beside others depends on them, too: nothing is remembered.
         env = _environment(job, launch)
         known = environment_of(job.spec, plan, inventory, env)
         launch = replace(launch, environment=known)

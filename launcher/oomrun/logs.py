@@ -11,11 +11,9 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from oomrun.core import events as ev
 from oomrun.core.diagnosis import Evidence
-from oomrun.core.plan import DevicePlan
 
-__all__ = ["of_command", "of_exhausted", "tail"]
+__all__ = ["of_command", "tail"]
 
 _LOG_TAIL_BYTES = 64 * 1024
 
@@ -31,31 +29,6 @@ def of_command(evidence: Evidence, device: str, log: Path, before: Path) -> Evid
     """
     return replace(
         evidence, command=True, device=device, repeated=_same_output(log, before)
-    )
-
-
-def of_exhausted(
-    at: float, attempt: int, device: DevicePlan, told: str
-) -> ev.OomOccurred:
-    """What a command would have reported of memory that ran out, had it been ours.
-
-    Args:
-        at: when.
-        attempt: which one.
-        device: what it was given.
-        told: the line of its output that says so.
-    """
-    return ev.OomOccurred(
-        at=at,
-        attempt=attempt,
-        rank=0,
-        device=device.id,
-        kind="device",
-        phase="unknown",
-        recovery="restart",
-        micro_batch_size=device.micro_batch_size,
-        step=0,
-        message=told,
     )
 
 

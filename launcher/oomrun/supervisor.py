@@ -32,12 +32,13 @@ from oomrun.core.spec import Command, mathematics
 from oomrun.core.state import JobState
 from oomrun.core.topology import Inventory, Unreadable
 from oomrun.devices import host
-from oomrun.environment import check_backend
+from oomrun.environment import check_backend, horovod_installed
 from oomrun.gang import Gang
 from oomrun.journal import Journal
 from oomrun.launching import Job, checkpoint_dir, end, policy_limits, start_workers
-from oomrun.logs import of_command, of_exhausted
+from oomrun.logs import of_command
 from oomrun.oom_reports import OomReports
+from oomrun.own_events import attempt_ended, decision_made, oom_of_command
 from oomrun.processes import sweep
 from oomrun.profiles import Profiles, folder_of
 from oomrun.ranks import Rendezvous
@@ -180,7 +181,7 @@ def _begin(
     recorder.record(ev.RunResumed(at=now(), pid=os.getpid(), reason=reason))
     if before.attempt_open:
         ended = takeover.end_of_lost_attempt(before, killed)
-        recorder.record(_attempt_ended(before.attempt, ended, Evidence()))
+        recorder.record(attempt_ended(before.attempt, ended, Evidence()))
         return ended
     undecided = takeover.undecided(events)
     if undecided is None and before.state == "preempted":
@@ -288,10 +289,8 @@ class _Run:
         if count > 1 and ended.cause is not Cause.FINISHED:
             ended = replace(ended, summary=f"worker {rank}: {ended.summary}")
         if evidence.command and ended.cause is Cause.DEVICE_OOM:
-            recorder.record(
-                of_exhausted(time.time(), number, plan.devices[0], ended.told)
-            )
-        recorder.record(_attempt_ended(number, ended, evidence, rank))
+            recorder.record(oom_of_command(number, plan, ended))
+        recorder.record(attempt_ended(number, ended, evidence, rank))
         return ended
 
     def _plan(self, others: Sequence[Inventory]) -> tuple[Plan, Inventory]:
@@ -300,7 +299,11 @@ class _Run:
             self._wait_for_memory(device, free)
         inventory = self._look()
         plan = group_planning.plan_for(
-            self._job.spec, inventory, self._recorder.state, others
+            self._job.spec,
+            inventory,
+            self._recorder.state,
+            others,
+            horovod=horovod_installed(),
         )
         used = {device.id for device in plan.devices if device.kind != "cpu"}
         for found in inventory.devices:
@@ -327,27 +330,7 @@ class _Run:
         decision = policy.decide(
             ended, state, self._limits, stopping=self._stops.requested
         )
-        action, delay_s, micro = "restart", 0.0, None
-        match decision:
-            case Restart():
-                delay_s, micro = decision.delay_s, decision.micro_batch_size
-            case Finish():
-                action = "finish"
-            case Fail():
-                action = "fail"
-            case Stop():
-                action = "stop"
-        self._recorder.record(
-            ev.DecisionMade(
-                at=time.time(),
-                attempt=state.attempt,
-                action=action,
-                cause=ended.cause.budget,
-                reason=decision.reason,
-                micro_batch_size=micro,
-                delay_s=delay_s,
-            )
-        )
+        self._recorder.record(decision_made(state.attempt, ended, decision))
         return decision
 
     def _end(self, decision: Finish | Fail | Stop) -> Outcome:
@@ -377,20 +360,6 @@ def _planned_bytes(state: JobState) -> dict[str, int]:
 
 def _new_seed() -> int:
     return random.SystemRandom().getrandbits(31)
-
-
-def _attempt_ended(
-    attempt: int, ended: Diagnosis, evidence: Evidence, rank: int = 0
-) -> ev.AttemptEnded:
-    return ev.AttemptEnded(
-        at=time.time(),
-        attempt=attempt,
-        cause=ended.cause.value,
-        summary=ended.summary,
-        exit_code=evidence.exit_code,
-        signal=evidence.signal,
-        rank=rank,
-    )
 
 
 def _discover(job: Job) -> Inventory:

@@ -1,19 +1,20 @@
-"""The plan of an attempt, whichever its strategy; of several workers in particular.
+"""The plan of an attempt, whichever its strategy; of several devices in particular.
 
-Covers: one worker for each device, each with its own limit and budget. Does not cover:
-one device (``planning.py``), the shares, which the workers agree on once they know what
-fits (``shares.py``).
+Covers: several devices, in one worker or in one each, each with its own limit and
+budget. Does not cover: which strategy (``strategy.py``), one device (``planning.py``),
+the shares, which follow once it is known what fits (``shares.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from oomrun.core import memory, planning, topology
+from oomrun.core import memory, planning, strategy, topology
 from oomrun.core.errors import InfeasiblePlanError
 from oomrun.core.plan import DevicePlan, Plan
-from oomrun.core.spec import Command, Cpus, JobSpec
+from oomrun.core.spec import AUTO, Command, Cpus, JobSpec
 from oomrun.core.state import JobState
+from oomrun.core.strategy import Situation
 from oomrun.core.topology import Device, Inventory
 
 __all__ = ["plan_for", "ranks"]
@@ -29,49 +30,68 @@ def plan_for(
     inventory: Inventory,
     state: JobState,
     others: Sequence[Inventory] = (),
+    *,
+    horovod: bool = False,
 ) -> Plan:
     """The plan of the next attempt; see ``planning.make_plan``.
 
     Args:
         spec: what the user wrote; its ``devices`` are those of each host.
-        inventory: the supervisor's host.
-        state: the run so far.
+        inventory: the supervisor's host now.
+        state: the run so far; a new ``JobState()`` where there is none.
         others: the hosts of a gang's other members, in their order.
+        horovod: whether Horovod is installed.
 
     Raises:
         InfeasiblePlanError: no such device, or nothing fits on it.
     """
-    if spec.strategy != "horovod":
+    hosts = (inventory, *others)
+    chosen: list[list[Device]] = []
+    for host in hosts:
+        chosen.append(_devices(spec, host, sum(map(len, chosen))))
+    choice = strategy.choose(
+        spec.strategy,
+        Situation(
+            devices=[device for of_host in chosen for device in of_host],
+            nvlinks=[link for host in hosts for link in host.nvlinks],
+            hosts=len(hosts),
+            horovod=horovod,
+            command=isinstance(spec.program, Command),
+            own_limits=spec.memory.limit != AUTO,
+        ),
+    )
+    if choice.strategy == "single":
         return planning.make_plan(spec, inventory, state)
-    if isinstance(spec.program, Command):
-        raise InfeasiblePlanError(
-            "a command starts its own workers: strategy horovod is for a script or a "
-            "module",
-            nearest="strategy: single",
-        )
     notes: list[str] = []
     planned: list[DevicePlan] = []
-    for number, host in enumerate((inventory, *others)):
-        chosen = _devices(spec, host, len(planned))
+    for number, (host, of_host) in enumerate(zip(hosts, chosen, strict=True)):
         first = len(planned)
         planned += [
-            _device(spec, host, chosen, index, first + index, number, state, notes)
-            for index in range(len(chosen))
+            _device(spec, host, of_host, index, first + index, number, state, notes)
+            for index in range(len(of_host))
         ]
-    many = f"{len(planned)} devices, one worker each"
-    if others:
-        many = f"{len(planned)} devices of {1 + len(others)} hosts, one worker each"
+    if choice.strategy == "mirrored":
+        notes += _about_one_process(planned)
     return Plan(
-        strategy="horovod",
-        strategy_reason=f"the job file asks for it: {many}",
+        strategy=choice.strategy,
+        strategy_reason=choice.reason,
         global_batch_size=spec.batch.global_size or state.global_batch_size,
         memory_mode=spec.memory.mode,
         devices=tuple(planned),
         notes=(
             *dict.fromkeys(notes),
-            "shares are agreed on when the workers know what fits",
+            "shares are agreed on when it is known what fits",
         ),
     )
+
+
+def _about_one_process(devices: Sequence[DevicePlan]) -> Iterator[str]:
+    limits = [device.limit_bytes for device in devices if device.kind == "cpu"]
+    if len(limits) > 1 and None not in limits:
+        yield (
+            "the CPU devices of one process share one allocator: TensorFlow keeps to "
+            "the sum of their limits, and each one's own is planned with only"
+        )
 
 
 def _devices(spec: JobSpec, inventory: Inventory, first: int) -> list[Device]:

@@ -26,7 +26,7 @@ class DevicePlan:
         kind: cpu, gpu or mig.
         limit_bytes: bytes that TensorFlow may use on it; None: no limit is set.
         budget_bytes: the limit less the headroom: what we plan to use.
-        rank: the worker that has it.
+        rank: its place among the devices; with a worker for each, that worker's.
         host: where it is: 0 is the supervisor's own, others are members of its gang.
         share: samples of each global batch; None until the script told its batch size.
         micro_batch_size: samples a pass; None until known ("the whole share").

@@ -15,7 +15,7 @@ from oomrun.core import batch, growing, launch, log_facts
 from oomrun.core import events as ev
 from oomrun.core.growing import Lost
 from oomrun.worker import devices
-from oomrun.worker.channel import Channel
+from oomrun.worker.channel import Channel, OfOneDevice
 
 __all__ = ["MicroBatches"]
 
@@ -31,7 +31,7 @@ class MicroBatches:
         failed: the smallest size of it that ran out of memory.
     """
 
-    def __init__(self, settings: launch.Launch, channel: Channel) -> None:
+    def __init__(self, settings: launch.Launch, channel: Channel | OfOneDevice) -> None:
         self._settings = settings
         self._channel = channel
         device = settings.plan.devices[0]

@@ -29,7 +29,7 @@ class Later(NamedTuple):
 
 
 def _other_strategy(value: object) -> Iterator[tuple[str, str]]:
-    if value not in ("auto", "single", "horovod"):
+    if value not in ("auto", "single", "mirrored", "horovod"):
         yield "", f"the strategy {value}"
 
 
@@ -52,9 +52,9 @@ def _remote(value: object) -> Iterator[tuple[str, str]]:
 LATER = (
     Later(
         path="strategy",
-        about="`mirrored` and `multi_worker_mirrored`.",
-        instead="use single, horovod or auto",
-        refused={"enum": ["mirrored", "multi_worker_mirrored"]},
+        about="`multi_worker_mirrored`.",
+        instead="use mirrored, horovod or auto",
+        refused={"const": "multi_worker_mirrored"},
         found=_other_strategy,
     ),
     Later(
