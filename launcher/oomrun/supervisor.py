@@ -286,12 +286,8 @@ class _Run:
         for device, free in self._free_before.items():
             self._wait_for_memory(device, free)
         inventory = self._look()
-        plan = group_planning.plan_for(
-            self._job.spec,
-            inventory,
-            self._recorder.state,
-            horovod=horovod_installed(),
-        )
+        spec, state = self._job.spec, self._recorder.state
+        plan = group_planning.plan_for(spec, inventory, state, horovod_installed())
         used = {device.id for device in plan.devices if device.kind != "cpu"}
         for found in inventory.devices:
             if found.id in used and found.free_bytes is not None:

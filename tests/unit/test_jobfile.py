@@ -855,7 +855,6 @@ def test_later_features_are_checked_all_the_same() -> None:
         "kubernetes",
         "kubernetes.gpus",
         "kubernetes.imge",
-        "devices.cpu",
         "devices.memory",
     ]
 
@@ -905,7 +904,7 @@ batch: {global: 1_000, micro: on}
 memory:
   headroom: 120%
   limt: 20G
-strategy: mirrored
+strategy: multi_worker_mirrored
 """
     )
     assert [(problem.line, problem.path) for problem in found] == [

@@ -106,6 +106,7 @@ def test_the_wheel_has_the_command_and_the_strategies(installed: Path) -> None:
         "oomrun = oomrun.cli:main",
         "[oomrun.strategies]",
         "horovod = oomrun_strategies.horovod:HorovodStrategy",
+        "mirrored = oomrun_strategies.mirrored:MirroredStrategy",
         "single = oomrun_strategies.single:SingleStrategy",
     ]
     assert list(installed.glob("*.dist-info/licenses/LICENSE"))

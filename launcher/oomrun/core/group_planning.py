@@ -26,7 +26,7 @@ def ranks(plan: Plan) -> int:
 
 
 def plan_for(
-    spec: JobSpec, inventory: Inventory, state: JobState, *, horovod: bool = False
+    spec: JobSpec, inventory: Inventory, state: JobState, horovod: bool = False
 ) -> Plan:
     """The plan of the next attempt; see ``planning.make_plan``.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -25,12 +25,12 @@ import tensorflow as tf
 
 from oomrun.core.shares import Part
 from oomrun.worker import pool
-from oomrun.worker.engine import cutting, executor, slicing
+from oomrun.worker.engine import cutting, executor, joining, slicing
 from oomrun.worker.engine.applying import Apply
 from oomrun.worker.engine.mirror import Mirror, placed
-from oomrun.worker.engine.returning import Logs, flat, in_form
+from oomrun.worker.engine.returning import Logs
 from oomrun.worker.engine.separability import Separability
-from oomrun.worker.engine.snapshot import Snapshot, mutable_variables
+from oomrun.worker.engine.snapshot import Snapshot
 from oomrun.worker.engine.step import StepFunction
 
 __all__ = ["MirroredStep"]
@@ -302,7 +302,9 @@ class MirroredStep(StepFunction):
 
     def _end_of(self, number: int, gradients: Sequence[Sequence[Any]]) -> None:
         for call in self._calls[number : number + 1]:
-            self._apply(call, self._summed(call, gradients))
+            with placed(self._devices[0]):
+                sums = joining.sums(call.gradients, gradients)
+            self._apply(call, sums)
 
     def _end_all(
         self,
@@ -315,68 +317,10 @@ class MirroredStep(StepFunction):
         weights = tf.cast(shares, tf.float64) / tf.cast(
             tf.reduce_sum(shares), tf.float64
         )
-        self._join_state(before, tf.unstack(weights, len(self._mirrors)))
-        return self._logs(returned, shares)
-
-    def _summed(self, call: Apply, given: Sequence[Sequence[Any]]) -> list[Any]:
-        """Each gradient, over all devices, on the first of them."""
-        with placed(self._mirrors[0].device):
-            return [
-                _sum(example, parts)
-                for example, *parts in zip(call.gradients, *given, strict=True)
-            ]
-
-    def _join_state(
-        self, before: Sequence[tf.Tensor], weights: Sequence[tf.Tensor]
-    ) -> None:
-        """Makes of what the passes have changed on each device one state.
-
-        Metrics hold sums over samples, so the changes add up; of layers' statistics
-        (BatchNorm) it is the mean, weighted by samples; a count (random state) is the
-        highest.
-        """
-        metrics = list(self._model.metrics_variables)
-        known = {id(v): old for v, old in zip(metrics, before, strict=True)}
-        others = [v for v in mutable_variables(self._model) if id(v) not in known]
-        found: list[list[tf.Tensor]] = []
-        for mirror in self._mirrors:
-            with mirror.in_use():
-                found.append([tf.identity(v.value) for v in (*metrics, *others)])
-        first = self._mirrors[0].device
-        for variable, *values in zip((*metrics, *others), *found, strict=True):
-            dtype = values[0].dtype
-            with placed(first):
-                if id(variable) in known:
-                    old = known[id(variable)]
-                    value = old + _add([value - old for value in values])
-                elif dtype.is_floating:
-                    shares = [tf.cast(weight, dtype) for weight in weights]
-                    value = _add(
-                        [v * share for v, share in zip(values, shares, strict=True)]
-                    )
-                elif dtype.is_integer:
-                    value = tf.reduce_max(tf.stack(values), 0)
-                else:
-                    continue
-                variable.assign(value)
-
-    def _logs(self, returned: Sequence[tuple[Logs, Logs]], shares: tf.Tensor) -> Logs:
-        """As the step of the whole batch returns it."""
-        known = flat(self._model.get_metrics_result())
-        values = dict(returned[0][0])
-        for index, (last, _) in enumerate(returned[1:], start=1):
-            # The last part of the batch is that of the last device that has any.
-            values = {
-                name: tf.where(shares[index] > 0, last[name], value)
-                for name, value in values.items()
-            }
-        for name in returned[0][1]:
-            values[name] = _add([mean[name] for _, mean in returned])
-        logs: Logs = in_form(
-            self._form,
-            iter(known.get(name, value) for name, value in values.items()),
+        joining.join_state(
+            self._model, self._mirrors, before, tf.unstack(weights, len(self._mirrors))
         )
-        return logs
+        return joining.logs(self._model, self._form, returned, shares)
 
 
 def _finished(call: Callable[[], Any]) -> Any:
@@ -385,46 +329,3 @@ def _finished(call: Callable[[], Any]) -> Any:
         return call()
     except Exception as error:
         return error
-
-
-def _add(values: Iterable[tf.Tensor]) -> tf.Tensor:
-    """One after the other, so that each may be given back once it is added."""
-    first, *others = values
-    for value in others:
-        first = first + value
-    return first
-
-
-def _sum(example: Any, parts: Sequence[Any]) -> Any:
-    """One weight's gradient over all devices."""
-    if example is None:
-        return None
-    if not isinstance(example, tf.IndexedSlices):
-        return _add(parts)
-    values = tf.concat([part.values for part in parts], 0)
-    indices = tf.concat([part.indices for part in parts], 0)
-    places = example.indices.shape.num_elements()
-    if places is None:
-        return tf.IndexedSlices(values, indices, parts[0].dense_shape)
-    return _sum_of_same_rows(values, indices, places, parts[0].dense_shape)
-
-
-def _sum_of_same_rows(
-    values: tf.Tensor, indices: tf.Tensor, places: int, shape: tf.Tensor
-) -> tf.IndexedSlices:
-    """The sum, where each part has as many rows whatever its samples.
-
-    Where they are the very same ones (an embedding of positions) they are added up, as
-    in ``gradients.py``. A device without samples has none.
-    """
-    by_part = tf.reshape(indices, [-1, places])
-    same = tf.logical_and(
-        tf.size(indices) > 0, tf.reduce_all(tf.equal(by_part, by_part[:1]))
-    )
-
-    def added() -> tuple[tf.Tensor, tf.Tensor]:
-        each = tf.reshape(values, tf.concat([[-1, places], tf.shape(values)[1:]], 0))
-        return tf.reduce_sum(each, 0), by_part[0]
-
-    found, rows = tf.cond(same, added, lambda: (values, indices))
-    return tf.IndexedSlices(found, rows, shape)
