@@ -6,9 +6,9 @@ weighted as parts of the whole batch (``cutting.py``), on its own copy of the mo
 copies follow before the next one. So nothing is written before the gradients of all
 devices are there: a device that runs out of memory until then has changed nothing.
 
-The passes of each device are a function of their own, called in a thread of its own. In
-one function for all devices, TensorFlow may report that a device waited in vain for
-another instead of what happened to that one (measured).
+The passes of each device are a function of their own, called in a thread of its own, so
+that it is known whose memory ran out. Of one function for all devices TensorFlow may
+report that one waited in vain for another, instead of what happened to that (measured).
 """
 
 from __future__ import annotations
@@ -210,12 +210,12 @@ class MirroredStep(StepFunction):
             running = [self._threads.submit(_finished, call) for call in calls]
             done = [one.result() for one in running]
         failed = {i: one for i, one in enumerate(done) if isinstance(one, Exception)}
-        for error in failed.values():
-            if not isinstance(error, tf.errors.ResourceExhaustedError):
+        for index, error in failed.items():
+            if not _may_be_memory(index, int(rows[index][-1]), error):
                 raise error
         self.exhausted = {index: str(error) for index, error in failed.items()}
         for error in failed.values():
-            raise error
+            raise tf.errors.ResourceExhaustedError(None, None, str(error)) from error
         return [_Gathered(*one) for one in done]
 
     def _prepared(
@@ -321,6 +321,18 @@ class MirroredStep(StepFunction):
             self._model, self._mirrors, before, tf.unstack(weights, len(self._mirrors))
         )
         return joining.logs(self._model, self._form, returned, shares)
+
+
+def _may_be_memory(index: int, size: int, error: Exception) -> bool:
+    """Whether passes of so many rows failed since their device's memory ran out.
+
+    Of a loop that is not on the first device TensorFlow may tell only that it was
+    cancelled, whatever went wrong in it (measured). Smaller passes are tried; where
+    it is another thing, they fail as well, and the last of them as it is.
+    """
+    if isinstance(error, tf.errors.ResourceExhaustedError):
+        return True
+    return index > 0 and size > 1 and isinstance(error, tf.errors.CancelledError)
 
 
 def _finished(call: Callable[[], Any]) -> Any:
