@@ -32,7 +32,7 @@ LONGEST = 400
 PUBLIC = {
     "oomrun": ["Loop", "__version__"],
     "oomrun.cli": ["COMMANDS", "Command", "build_parser", "main"],
-    "oomrun.metrics": ["Exporter", "ExporterError", "start"],
+    "oomrun.metrics": ["Exporter", "ExporterError", "serve", "start"],
     "oomrun.devices": [
         "DISCOVERY_TIMEOUT_S",
         "READING_TIMEOUT_S",

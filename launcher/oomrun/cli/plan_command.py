@@ -207,7 +207,9 @@ def _shown(
     elif measured is not None and measured.planned is not None:
         made = measured_plan.measured_plan(spec, inventory, known, measured.planned)
     else:
-        made = group_planning.plan_for(spec, inventory, state, horovod_installed())
+        made = group_planning.plan_for(
+            spec, inventory, state, horovod=horovod_installed()
+        )
     return Shown(
         plan=replace(made, notes=(*made.notes, *notes)),
         source=source,

@@ -26,25 +26,35 @@ def ranks(plan: Plan) -> int:
 
 
 def plan_for(
-    spec: JobSpec, inventory: Inventory, state: JobState, horovod: bool = False
+    spec: JobSpec,
+    inventory: Inventory,
+    state: JobState,
+    others: Sequence[Inventory] = (),
+    *,
+    horovod: bool = False,
 ) -> Plan:
     """The plan of the next attempt; see ``planning.make_plan``.
 
     Args:
-        spec: what the user wrote.
-        inventory: the machine now.
+        spec: what the user wrote; its ``devices`` are those of each host.
+        inventory: the supervisor's host now.
         state: the run so far; a new ``JobState()`` where there is none.
+        others: the hosts of a gang's other members, in their order.
         horovod: whether Horovod is installed.
 
     Raises:
         InfeasiblePlanError: no such device, or nothing fits on it.
     """
-    chosen = _devices(spec, inventory)
+    hosts = (inventory, *others)
+    chosen: list[list[Device]] = []
+    for host in hosts:
+        chosen.append(_devices(spec, host, sum(map(len, chosen))))
     choice = strategy.choose(
         spec.strategy,
         Situation(
-            devices=chosen,
-            nvlinks=inventory.nvlinks,
+            devices=[device for of_host in chosen for device in of_host],
+            nvlinks=[link for host in hosts for link in host.nvlinks],
+            hosts=len(hosts),
             horovod=horovod,
             command=isinstance(spec.program, Command),
             own_limits=spec.memory.limit != AUTO,
@@ -53,10 +63,13 @@ def plan_for(
     if choice.strategy == "single":
         return planning.make_plan(spec, inventory, state)
     notes: list[str] = []
-    planned = tuple(
-        _device(spec, inventory, chosen, rank, state, notes)
-        for rank in range(len(chosen))
-    )
+    planned: list[DevicePlan] = []
+    for number, (host, of_host) in enumerate(zip(hosts, chosen, strict=True)):
+        first = len(planned)
+        planned += [
+            _device(spec, host, of_host, index, first + index, number, state, notes)
+            for index in range(len(of_host))
+        ]
     if choice.strategy == "mirrored":
         notes += _about_one_process(planned)
     return Plan(
@@ -64,8 +77,11 @@ def plan_for(
         strategy_reason=choice.reason,
         global_batch_size=spec.batch.global_size or state.global_batch_size,
         memory_mode=spec.memory.mode,
-        devices=planned,
-        notes=(*notes, "shares are agreed on when it is known what fits"),
+        devices=tuple(planned),
+        notes=(
+            *dict.fromkeys(notes),
+            "shares are agreed on when it is known what fits",
+        ),
     )
 
 
@@ -78,27 +94,33 @@ def _about_one_process(devices: Sequence[DevicePlan]) -> Iterator[str]:
         )
 
 
-def _devices(spec: JobSpec, inventory: Inventory) -> list[Device]:
-    """The devices in the order of ranks; the CPU may be several."""
+def _devices(spec: JobSpec, inventory: Inventory, first: int) -> list[Device]:
+    """A host's devices in the order of ranks; the CPU may be several.
+
+    CPUs are counted over all hosts, from ``first`` on this one, as they have no names.
+    """
     try:
         found = topology.select(inventory, planning.wanted_devices(spec))
     except topology.SelectionError as error:
         raise InfeasiblePlanError(f"devices: {error}") from None
-    if not isinstance(spec.devices, Cpus):
+    count = spec.devices.count if isinstance(spec.devices, Cpus) else len(found)
+    if found[0].kind != "cpu":
         return list(found)
-    return [topology.cpu(found[0], index) for index in range(spec.devices.count)]
+    return [topology.cpu(found[0], first + index) for index in range(count)]
 
 
 def _device(
     spec: JobSpec,
     inventory: Inventory,
     chosen: list[Device],
+    index: int,
     rank: int,
+    host: int,
     state: JobState,
     notes: list[str],
 ) -> DevicePlan:
-    device = chosen[rank]
-    limit = planning.limit_of(spec, inventory, device, rank, len(chosen), notes)
+    device = chosen[index]
+    limit = planning.limit_of(spec, inventory, device, index, len(chosen), notes)
     budget = None
     if limit is not None:
         budget = memory.budget_bytes(limit, planning.amount(spec.memory.headroom))
@@ -107,6 +129,7 @@ def _device(
         id=device.id,
         kind=device.kind,
         rank=rank,
+        host=host,
         limit_bytes=limit,
         budget_bytes=budget,
         micro_batch_size=_micro_batch(spec, rank, limit, state),

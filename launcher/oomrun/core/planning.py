@@ -343,6 +343,8 @@ def _largest_that_fits(wanted: int, known: _Known, device: Device) -> int:
         InfeasiblePlanError: not even one sample at a time ran.
     """
     size = wanted
+    if known.failed == known.ceiling == 1:
+        return 1  # that was in a process that had come to hold other things as well
     if known.failed is not None and size >= known.failed:
         ran = max((n for n in known.measured if n < known.failed), default=0)
         size = batch.smaller_micro_batch(size, known.failed, ran)

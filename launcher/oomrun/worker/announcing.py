@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from oomrun.worker.session import Session
 
 __all__ = [
-    "Window", "fit_started", "micro_batch_planned", "progressed", "state_measured",
+    "Window", "finite", "fit_started", "micro_batch_planned", "progressed",
+    "state_measured",
 ]  # fmt: skip
 
 
@@ -161,3 +163,12 @@ def progressed(
         )
     )
     devices.reset_peaks(session.launch.plan)
+
+
+def finite(value: Any) -> float | None:
+    """``value`` as a number that JSON has; None where it is none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None  # None, or whatever else a step of the user's calls its loss
+    return number if math.isfinite(number) else None

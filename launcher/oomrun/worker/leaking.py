@@ -128,6 +128,11 @@ class LeakWatch:
             steps_left=max(1, forecast.steps_left) if forecast else 0,
         )
 
+    @property
+    def in_use_bytes(self) -> int | None:
+        """In use when it was last looked, between two steps; None before."""
+        return self._in_use if self._first is not None else None
+
     def _sample(self, step: int) -> bool:
         """Takes what is in use now; whether that says anything."""
         memory, *_ = devices.read_memory(self._launch.plan)

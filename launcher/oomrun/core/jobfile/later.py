@@ -33,16 +33,6 @@ def _other_strategy(value: object) -> Iterator[tuple[str, str]]:
         yield "", f"the strategy {value}"
 
 
-def _several_pod_gpus(value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, int) and value > 1:
-        yield "", "training on more than one GPU"
-
-
-def _several_pods(value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, int) and value > 1:
-        yield "", "training in more than one pod"
-
-
 def _other_levers(value: object) -> Iterator[tuple[str, str]]:
     for index, lever in enumerate(value if isinstance(value, tuple) else ()):
         if lever != "micro_batch":
@@ -87,20 +77,6 @@ LATER = (
         instead="use a local folder, or one that is mounted",
         refused={"pattern": "^(?:[gG][sS]|[sS]3|[hH][dD][fF][sS])://"},
         found=_remote,
-    ),
-    Later(
-        path="kubernetes.gpus",
-        about="More than one GPU for each pod.",
-        instead="use gpus: 1",
-        refused={"minimum": 2},
-        found=_several_pod_gpus,
-    ),
-    Later(
-        path="kubernetes.workers",
-        about="More than one pod.",
-        instead="use workers: 1, or leave it out",
-        refused={"minimum": 2},
-        found=_several_pods,
     ),
 )
 
