@@ -388,6 +388,7 @@ def _evidence(seen: _Watch, ended: Ended, log: Path, oom_kills: int) -> Evidence
     return Evidence(
         exit_code=ended.exit_code,
         signal=ended.signal,
+        lost_host=ended.lost_host,
         script=seen.script,
         oom=seen.oom,
         leak=seen.leak,

@@ -37,8 +37,9 @@ from oomrun.environment import (
     source_roots,
     worker_environment,
 )
+from oomrun.hosts import RemoteWorker
 from oomrun.processes import Worker
-from oomrun.ranks import Rendezvous
+from oomrun.ranks import MEETING, Rendezvous
 from oomrun.remembering import environment_of
 from oomrun.rundir import RunDir, write_atomically
 
@@ -225,7 +226,7 @@ def start_workers(
     try:
         for rank, device in enumerate(plan.devices):
             own = replace(plan, devices=(device,))
-            told = rendezvous.environment(rank, len(plan.devices))
+            told = rendezvous.environment(rank, [d.host for d in plan.devices])
             workers.append(
                 _start_worker(job, own, state, attempt, inventory, rank, told)
             )
@@ -264,13 +265,15 @@ def _start_worker(
     # What a worker of a group needs depends on the others, too: nothing is remembered.
     known = None if told else environment_of(job.spec, plan, inventory, env)
     launch = make_launch(job, plan, state, attempt, known, rank)
+    host = plan.devices[0].host
+    if host:
+        launch = replace(launch, supervisor_pid=None)  # its parent is over there
     write_atomically(folder.launch(rank), _json(launches.to_json(launch)))
-    return Worker(
-        job.worker_argv,
-        {**env, **(told or {}), RANK: str(rank)},
-        folder.log(rank).absolute(),
-        job.cwd,
-    )
+    env.update({**(told or {}), RANK: str(rank)})
+    argv, log = job.worker_argv, folder.log(rank).absolute()
+    if host:
+        return RemoteWorker(host, argv, env, log, job.cwd, env[MEETING])
+    return Worker(argv, env, log, job.cwd)
 
 
 def _start_command(job: Job, launch: Launch) -> Worker:

@@ -37,10 +37,14 @@ _DRAIN_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a process ended: one of the two is None."""
+    """How a process ended: one of the two is None.
+
+    ``lost_host``: that it runs on, and that we have lost; the process is then ssh.
+    """
 
     exit_code: int | None
     signal: int | None
+    lost_host: str = ""
 
 
 class Worker:
@@ -51,7 +55,13 @@ class Worker:
     """
 
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        cwd: Path,
+        *,
+        over_stdio: bool = False,
     ) -> None:
         """Starts the program.
 
@@ -60,6 +70,7 @@ class Worker:
             env: its whole environment; the number of the socket is added.
             log: the file that all it prints is appended to.
             cwd: the folder it starts in.
+            over_stdio: the socket is its standard input and output.
 
         Raises:
             LaunchError: it could not be started.
@@ -69,9 +80,9 @@ class Worker:
             with theirs, open(log, "ab") as output:
                 self._process = subprocess.Popen(
                     argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
+                    stdin=theirs.fileno() if over_stdio else subprocess.DEVNULL,
+                    stdout=theirs.fileno() if over_stdio else output,
+                    stderr=output,
                     cwd=cwd,
                     env={**env, CHANNEL_FD: str(theirs.fileno())},
                     pass_fds=(theirs.fileno(),),
@@ -112,17 +123,22 @@ class Worker:
 
     def read(self) -> list[Any]:
         """The JSON values that have arrived; never blocks, reads 64 KiB at most."""
+        chunk = self.read_bytes()
+        return [] if chunk is None else self._lines.feed(chunk)
+
+    def read_bytes(self) -> bytes | None:
+        """As ``read``, but what has arrived as it is; None: nothing, empty: no more."""
         if not self._open:
-            return []
+            return None
         try:
             chunk = self._socket.recv(_CHUNK_BYTES)
         except (BlockingIOError, InterruptedError):
-            return []
+            return None
         except OSError:
             chunk = b""
         if not chunk:
             self._open = False
-        return self._lines.feed(chunk)
+        return chunk
 
     def drain(self) -> list[Any]:
         """All that is left to read once the worker and its children are dead."""

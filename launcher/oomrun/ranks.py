@@ -13,34 +13,76 @@ before the first worker is started.
 from __future__ import annotations
 
 import http.server
+import socket
 import threading
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Any
 
+import psutil
+
 from oomrun.core.errors import LaunchError
 
-__all__ = ["Rendezvous"]
+__all__ = ["INTERFACE", "MEETING", "Rendezvous", "address_towards", "interface_towards"]
+
+#: Environment variable of Horovod's: the network that its workers use.
+INTERFACE = "HOROVOD_GLOO_IFACE"
+#: Environment variable of Horovod's: the address that the workers meet at.
+MEETING = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 
 _LOCAL = "127.0.0.1"
+_ANY_PORT = 9  # nothing is sent to it
 _LARGEST_VALUE = 1024 * 1024
 _PATIENCE_S = 24 * 3600
 
 
+def address_towards(address: str) -> str:
+    """The address by which this host is known where ``address`` is.
+
+    Raises:
+        LaunchError: there is no way to it.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect((address, _ANY_PORT))
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise LaunchError(f"there is no way to it: {why}", where=address) from None
+        return str(asking.getsockname()[0])
+
+
+def interface_towards(address: str) -> str:
+    """The name of the network interface by which ``address`` is reached."""
+    own = address_towards(address)
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(found.address == own for found in addresses):
+            return name
+    raise LaunchError("no network interface has this address", where=own)
+
+
 class Rendezvous:
-    """A key-value server for one attempt, for workers of this machine only.
+    """A key-value server for one attempt.
 
     Workers of another attempt must never meet these: each attempt has its own, with
     nothing in it.
+
+    Args:
+        addresses: of the hosts whose workers meet here, empty for this one; nobody
+            else is answered. Without others it cannot be reached from outside at all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, addresses: Iterable[str] = ()) -> None:
+        others = [address for address in addresses if address]
+        self.address = address_towards(next(iter(others))) if others else _LOCAL
         try:
-            self._server = _Server((_LOCAL, 0), _Handler)
+            self._server = _Server((self.address, 0), _Handler)
         except OSError as error:
             why = (error.strerror or str(error)).lower()
             raise LaunchError(
-                f"no place for the workers to meet at: {why}", where=_LOCAL
+                f"no place for the workers to meet at: {why}", where=self.address
             ) from None
+        self._server.welcome = {*others, self.address}
+        self._interface = interface_towards(next(iter(others), _LOCAL))
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="oomrun-rendezvous", daemon=True
         )
@@ -51,25 +93,42 @@ class Rendezvous:
         """Where it listens."""
         return int(self._server.server_address[1])
 
-    def environment(self, rank: int, size: int) -> dict[str, str]:
-        """The variables of the worker ``rank`` of ``size``, all on this machine."""
+    def environment(self, rank: int, hosts: Sequence[str]) -> dict[str, str]:
+        """The variables of a worker.
+
+        Args:
+            rank: which one.
+            hosts: for each worker the host that it is on; those of one host follow
+                each other.
+        """
+        host = hosts[rank]
+        local = hosts[:rank].count(host)
+        # On the other hosts, the workers with the same number.
+        across = [h for h in dict.fromkeys(hosts) if hosts.count(h) > local]
         return {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": _LOCAL,
+            MEETING: self.address,
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self.port),
-            "HOROVOD_GLOO_IFACE": "lo",
+            # On another host that is found there.
+            INTERFACE: self._interface,
             # A worker may take longer than the 30 s that are the default: to recover
             # from an exhaustion, for one. That one has died, or hangs, we see.
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_PATIENCE_S),
-            "HOROVOD_HOSTNAME": "localhost",
+            "HOROVOD_HOSTNAME": host or "localhost",
             "HOROVOD_RANK": str(rank),
-            "HOROVOD_SIZE": str(size),
-            "HOROVOD_LOCAL_RANK": str(rank),
-            "HOROVOD_LOCAL_SIZE": str(size),
-            "HOROVOD_CROSS_RANK": "0",
-            "HOROVOD_CROSS_SIZE": "1",
+            "HOROVOD_SIZE": str(len(hosts)),
+            "HOROVOD_LOCAL_RANK": str(local),
+            "HOROVOD_LOCAL_SIZE": str(hosts.count(host)),
+            "HOROVOD_CROSS_RANK": str(across.index(host)),
+            "HOROVOD_CROSS_SIZE": str(len(across)),
         }
+
+    def __enter__(self) -> Rendezvous:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Stops listening."""
@@ -85,6 +144,11 @@ class _Server(http.server.ThreadingHTTPServer):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.values: dict[str, bytes] = {}
+        self.welcome: set[str] = set()
+
+    def verify_request(self, _request: Any, client_address: Any) -> bool:
+        """Whether it comes from a host of the job."""
+        return client_address[0] in self.welcome
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import oomrun
-from oomrun import devices, takeover
+from oomrun import devices, hosts, takeover
 from oomrun.attempts import watch
 from oomrun.core import diagnosis, group_planning, policy
 from oomrun.core import events as ev
@@ -207,6 +207,7 @@ class _Run:
         self._limits = policy_limits(job.spec)
         self._remembering = Remembering(Profiles(folder_of(job.environment)))
         self._free_before: dict[str, int] = {}
+        self._hosts = hosts.of_job(job.spec.hosts, job.job_file, job.environment)
 
     def expect(self, free_bytes: Mapping[str, int]) -> None:
         """Has the first plan wait for what an attempt holds that we did not start."""
@@ -242,7 +243,7 @@ class _Run:
         with contextlib.ExitStack() as stack:
             meeting = None
             if plan.strategy == "horovod":
-                meeting = stack.enter_context(contextlib.closing(Rendezvous()))
+                meeting = stack.enter_context(Rendezvous(self._hosts.values()))
             workers = start_workers(
                 job, plan, recorder.state, number, inventory, meeting
             )
@@ -285,9 +286,10 @@ class _Run:
         """The next plan and its machine, once the memory of a dead worker is back."""
         for device, free in self._free_before.items():
             self._wait_for_memory(device, free)
-        inventory = self._look()
-        plan = group_planning.plan_for(self._job.spec, inventory, self._recorder.state)
-        used = {device.id for device in plan.devices if device.kind != "cpu"}
+        inventory, spec = self._look(), self._job.spec
+        each = hosts.inventories(self._hosts, inventory, self._job.environment)
+        plan = group_planning.plan_for(spec, inventory, self._recorder.state, each)
+        used = {d.id for d in plan.devices if d.kind != "cpu" and not d.host}
         for found in inventory.devices:
             if found.id in used and found.free_bytes is not None:
                 self._free_before[found.id] = found.free_bytes

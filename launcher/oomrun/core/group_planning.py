@@ -1,11 +1,15 @@
 """The plan of an attempt, whichever its strategy; of several workers in particular.
 
-Covers: one worker for each device, each with its own limit and budget. Does not cover:
+Covers: one worker for each device, each with its own limit and budget, on one host or
+several. Does not cover:
 one device (``planning.py``), the shares, which the workers agree on once they know what
 fits (``shares.py``).
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 from oomrun.core import memory, planning, topology
 from oomrun.core.errors import InfeasiblePlanError
@@ -22,8 +26,20 @@ def ranks(plan: Plan) -> int:
     return len(plan.devices) if plan.strategy == "horovod" else 1
 
 
-def plan_for(spec: JobSpec, inventory: Inventory, state: JobState) -> Plan:
+def plan_for(
+    spec: JobSpec,
+    inventory: Inventory,
+    state: JobState,
+    hosts: Mapping[str, Inventory] | None = None,
+) -> Plan:
     """The plan of the next attempt; see ``planning.make_plan``.
+
+    Args:
+        spec: what the user wrote.
+        inventory: the machine now.
+        state: the run so far.
+        hosts: what each host of the job has, in the order of ranks; "" is this one.
+            None: this one alone.
 
     Raises:
         InfeasiblePlanError: no such device, or nothing fits on it.
@@ -36,44 +52,69 @@ def plan_for(spec: JobSpec, inventory: Inventory, state: JobState) -> Plan:
             "module",
             nearest="strategy: single",
         )
-    chosen = _devices(spec, inventory)
     notes: list[str] = []
-    planned = tuple(
-        _device(spec, inventory, chosen, rank, state, notes)
-        for rank in range(len(chosen))
-    )
-    many = f"{len(chosen)} devices, one worker each"
+    planned: list[DevicePlan] = []
+    machines = {"": inventory} if hosts is None else hosts
+    for host, machine in machines.items():
+        planned += _on_host(spec, host, machine, len(planned), state, notes)
+    many = f"{len(planned)} devices, one worker each"
+    if len(machines) > 1:
+        many += f", on {len(machines)} hosts"
     return Plan(
         strategy="horovod",
         strategy_reason=f"the job file asks for it: {many}",
         global_batch_size=spec.batch.global_size or state.global_batch_size,
         memory_mode=spec.memory.mode,
-        devices=planned,
+        devices=tuple(planned),
         notes=(*notes, "shares are agreed on when the workers know what fits"),
     )
 
 
-def _devices(spec: JobSpec, inventory: Inventory) -> list[Device]:
-    """The devices in the order of ranks; the CPU may be several."""
+def _on_host(
+    spec: JobSpec,
+    host: str,
+    inventory: Inventory,
+    before: int,
+    state: JobState,
+    notes: list[str],
+) -> list[DevicePlan]:
+    """The devices of one host, ``before`` having been planned on others."""
     try:
-        found = topology.select(inventory, planning.wanted_devices(spec))
+        chosen = _devices(spec, inventory, before)
     except topology.SelectionError as error:
-        raise InfeasiblePlanError(f"devices: {error}") from None
+        on = f" on {host}" if host else ""
+        raise InfeasiblePlanError(f"devices{on}: {error}") from None
+    return [
+        replace(
+            _device(spec, inventory, chosen, place, before + place, state, notes),
+            host=host,
+        )
+        for place in range(len(chosen))
+    ]
+
+
+def _devices(spec: JobSpec, inventory: Inventory, before: int) -> list[Device]:
+    """The devices in the order of ranks; the CPU may be several."""
+    found = topology.select(inventory, planning.wanted_devices(spec))
     if not isinstance(spec.devices, Cpus):
-        return list(found)
-    return [topology.cpu(found[0], index) for index in range(spec.devices.count)]
+        # That of another host must not have the same name.
+        cpus = enumerate(found, before)
+        return [topology.cpu(d, n) if d.kind == "cpu" else d for n, d in cpus]
+    numbers = range(before, before + spec.devices.count)
+    return [topology.cpu(found[0], number) for number in numbers]
 
 
 def _device(
     spec: JobSpec,
     inventory: Inventory,
     chosen: list[Device],
+    place: int,
     rank: int,
     state: JobState,
     notes: list[str],
 ) -> DevicePlan:
-    device = chosen[rank]
-    limit = planning.limit_of(spec, inventory, device, rank, len(chosen), notes)
+    device = chosen[place]
+    limit = planning.limit_of(spec, inventory, device, place, len(chosen), notes)
     budget = None
     if limit is not None:
         budget = memory.budget_bytes(limit, planning.amount(spec.memory.headroom))

@@ -27,6 +27,7 @@ class DevicePlan:
         limit_bytes: bytes that TensorFlow may use on it; None: no limit is set.
         budget_bytes: the limit less the headroom: what we plan to use.
         rank: the worker that has it.
+        host: the host that it is on; empty: the one that oomrun runs on.
         share: samples of each global batch; None until the script told its batch size.
         micro_batch_size: samples a pass; None until known ("the whole share").
         predicted_peak_bytes: the most likely peak; None until something ran.
@@ -38,6 +39,7 @@ class DevicePlan:
     limit_bytes: int | None
     budget_bytes: int | None
     rank: int = 0
+    host: str = ""
     share: int | None = None
     micro_batch_size: int | None = None
     predicted_peak_bytes: int | None = None
@@ -80,6 +82,7 @@ def _device_json(device: DevicePlan) -> dict[str, Any]:
         "id": device.id,
         "kind": device.kind,
         "rank": device.rank,
+        "host": device.host,
         "limit_bytes": device.limit_bytes,
         "budget_bytes": device.budget_bytes,
         "share": device.share,

@@ -10,14 +10,15 @@ All sizes are bytes. ``None`` means "not known", never "zero".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, TypeVar
 
 DeviceKind = Literal["cpu", "gpu", "mig"]
 Wanted = str | Sequence[int | str]
 
 CPU_ID = "cpu:0"
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +176,39 @@ def to_json(inventory: Inventory) -> dict[str, Any]:
     document["host"]["limit_bytes"] = inventory.host.limit_bytes
     document["host"]["free_bytes"] = inventory.host.free_bytes
     return document
+
+
+def from_json(document: Mapping[str, Any]) -> Inventory:
+    """Reads an inventory of another host back."""
+    return Inventory(
+        devices=tuple(_device(device) for device in document["devices"]),
+        host=_made(Host, document["host"]),
+        problems=tuple(document["problems"]),
+        driver_version=document["driver_version"],
+        nvlinks=tuple(_made(NvLink, link) for link in document["nvlinks"]),
+    )
+
+
+def _device(document: Mapping[str, Any]) -> Device:
+    found, capability = document["processes"], document["compute_capability"]
+    return _made(
+        Device,
+        {
+            **document,
+            "processes": None if found is None else tuple(map(_process, found)),
+            "compute_capability": None if capability is None else tuple(capability),
+        },
+    )
+
+
+def _process(document: Mapping[str, Any]) -> Process:
+    return _made(Process, document)
+
+
+def _made(kind: type[_Made], document: Mapping[str, Any]) -> _Made:
+    """Of what is added for people, nothing."""
+    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{key: document[key] for key in document if key in known})
 
 
 def _plain(value: Any) -> Any:

@@ -100,6 +100,9 @@ def _one_device(reading: Reading) -> None:
     if several and strategy == "horovod" and "command" in reading.places:
         wrong = "a command starts its own workers, got strategy horovod"
         reading.report("strategy", wrong, "leave strategy and the further devices out")
+    if "hosts" in reading.places and strategy != "horovod":
+        wrong = f"strategy {strategy} trains on one host"
+        reading.report("hosts", wrong, "write strategy: horovod, or leave hosts out")
 
 
 def _device_count(reading: Reading) -> int | None:
