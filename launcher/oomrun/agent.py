@@ -30,7 +30,12 @@ from oomrun.core import topology
 from oomrun.core.errors import OomrunError
 from oomrun.core.launch import RANK, RUN_TOKEN
 from oomrun.processes import Worker, become_subreaper, sweep
-from oomrun.ranks import INTERFACE, interface_towards
+from oomrun.ranks import (
+    INTERFACE,
+    address_towards,
+    check_own_name,
+    interface_towards,
+)
 
 __all__ = ["ALIVE", "ENDED", "SIGNAL", "inventory", "main"]
 
@@ -71,7 +76,8 @@ def main() -> int:
     _pass_on(worker)
     sweep("", descendants=True)
     last = {ENDED: {"exit_code": ended.exit_code, "signal": ended.signal}}
-    _write(b"\n" + encode(last))
+    # It may have been killed in the middle of a line.
+    _write(b"{}\n" + encode(last))
     return 0
 
 
@@ -96,8 +102,9 @@ def _start(order: Mapping[str, Any]) -> Worker:
                 f"oomrun: {folder} is not on this host ({os.uname().nodename}): the "
                 "job's folders must be shared, under the same paths, by all hosts"
             )
-    env = {**os.environ, **order["env"]}
-    env[INTERFACE] = interface_towards(order["meeting_host"])
+    env, meeting = {**os.environ, **order["env"]}, order["meeting_host"]
+    env[INTERFACE] = interface_towards(meeting)
+    check_own_name(address_towards(meeting))
     return Worker(order["argv"], env, log, cwd)
 
 

@@ -45,6 +45,7 @@ _SSH_OPTIONS = (
     "-o", "BatchMode=yes", "-o", "ConnectTimeout=10",
     "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2",
 )  # fmt: skip
+_SSH_FAILED = 255  # any other code is the agent's
 _SLURM = "SLURM_JOB_NODELIST"
 _INVENTORY_S = 120.0
 _ALIVE_EVERY_S = 3.0
@@ -232,11 +233,14 @@ class RemoteWorker(Worker):
         return kept + self._heard(super().read())
 
     def _heard(self, values: list[Any]) -> list[Any]:
-        """All but the agent's own last word, which is kept."""
+        """All but the agent's own last words, which are kept."""
+        found = []
         for value in values:
             if isinstance(value, dict) and ENDED in value:
                 self._told = Ended(**value[ENDED])
-        return [v for v in values if not (isinstance(v, dict) and ENDED in v)]
+            elif value != {}:
+                found.append(value)
+        return found
 
     def ending(self) -> Ended | None:
         """How the worker has ended, as its host says; how ssh has, if that is lost."""
@@ -245,7 +249,11 @@ class RemoteWorker(Worker):
             return None
         if self._told is None:
             self._kept = self.drain()
-        return self._told or replace(ended, lost_host=self.host)
+        return self._told or self._of_ssh(ended)
+
+    def _of_ssh(self, ended: Ended) -> Ended:
+        lost = ended.exit_code in (None, _SSH_FAILED)
+        return replace(ended, lost_host=self.host) if lost else ended
 
     def signal_process(self, number: int) -> None:
         """Has a signal sent over there."""
@@ -263,7 +271,7 @@ class RemoteWorker(Worker):
         self._closing.set()
         ended = super().finish()
         self._kept = self.drain()
-        return self._told or replace(ended, lost_host=self.host)
+        return self._told or self._of_ssh(ended)
 
     def close(self) -> None:
         """See ``Worker``."""

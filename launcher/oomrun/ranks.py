@@ -23,7 +23,14 @@ import psutil
 
 from oomrun.core.errors import LaunchError
 
-__all__ = ["INTERFACE", "MEETING", "Rendezvous", "address_towards", "interface_towards"]
+__all__ = [
+    "INTERFACE",
+    "MEETING",
+    "Rendezvous",
+    "address_towards",
+    "check_own_name",
+    "interface_towards",
+]
 
 #: Environment variable of Horovod's: the network that its workers use.
 INTERFACE = "HOROVOD_GLOO_IFACE"
@@ -60,6 +67,37 @@ def interface_towards(address: str) -> str:
     raise LaunchError("no network interface has this address", where=own)
 
 
+def check_own_name(address: str) -> None:
+    """Refuses a host whose name is its loopback address to itself.
+
+    Horovod 0.28.1 forgets the interface that it was given where it connects the workers
+    of a set (gloo_context.cc), and takes the address of the host's name instead.
+
+    Args:
+        address: that by which the other hosts reach this one.
+
+    Raises:
+        LaunchError: the others could not reach its workers.
+    """
+    if _is_loopback(address):
+        return  # the workers are all here
+    name = socket.gethostname()
+    try:
+        known = socket.gethostbyname(name)
+    except OSError:
+        known = "not known"
+    if known == "not known" or _is_loopback(known):
+        raise LaunchError(
+            f"to itself the host {name} is {known}: Horovod tells that to the other "
+            f"hosts. Its line in /etc/hosts should be: {address} {name}",
+            where=address,
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.")
+
+
 class Rendezvous:
     """A key-value server for one attempt.
 
@@ -73,7 +111,8 @@ class Rendezvous:
 
     def __init__(self, addresses: Iterable[str] = ()) -> None:
         others = [address for address in addresses if address]
-        self.address = address_towards(next(iter(others))) if others else _LOCAL
+        self.address = address_towards(others[0]) if others else _LOCAL
+        check_own_name(self.address)
         try:
             self._server = _Server((self.address, 0), _Handler)
         except OSError as error:
@@ -82,7 +121,7 @@ class Rendezvous:
                 f"no place for the workers to meet at: {why}", where=self.address
             ) from None
         self._server.welcome = {*others, self.address}
-        self._interface = interface_towards(next(iter(others), _LOCAL))
+        self._interface = interface_towards(self.address)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="oomrun-rendezvous", daemon=True
         )

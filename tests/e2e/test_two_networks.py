@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -54,9 +55,14 @@ def two_networks() -> Iterator[tuple[str, str]]:
     """The names of two namespaces with a cable between them."""
     here, there = (f"oomrun-{os.getpid()}-{side}" for side in ("a", "b"))
     with contextlib.ExitStack() as stack:
-        for name in (here, there):
+        for name, address in ((here, HERE), (there, THERE)):
             ip("netns", "add", name)
             stack.callback(ip, "netns", "delete", name)
+            # `ip netns exec` puts it in the place of /etc/hosts.
+            (folder := Path("/etc/netns") / name).mkdir(parents=True)
+            stack.callback(shutil.rmtree, folder)
+            known = f"127.0.0.1 localhost\n{address} {socket.gethostname()}\n"
+            (folder / "hosts").write_text(known)
         ip("-n", here, "link", "add", "cable", "type", "veth",
            "peer", "name", "cable", "netns", there)  # fmt: skip
         for name, address in ((here, HERE), (there, THERE)):

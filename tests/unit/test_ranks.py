@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from oomrun.ranks import Rendezvous
+from oomrun.core.errors import LaunchError
+from oomrun.ranks import Rendezvous, check_own_name
 
 
 @pytest.fixture
@@ -86,3 +87,14 @@ def test_nobody_else_is_answered() -> None:
         made._server.welcome = {"127.0.0.2"}
         with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
             ask(made, "GET", "/")
+
+
+def test_a_host_that_others_cannot_find_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
+    check_own_name("127.0.0.1")  # nobody else has to
+    with pytest.raises(LaunchError, match=r"should be: 192\.0\.2\.1 "):
+        check_own_name("192.0.2.1")
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "192.0.2.7")
+    check_own_name("192.0.2.1")

@@ -102,7 +102,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         return _leak_reported(evidence.leak)
     if evidence.oom is not None and evidence.oom.recovery != "in_process":
         return _oom_reported(evidence.oom)
-    if evidence.lost_host and evidence.ready:
+    if evidence.lost_host:
         how = (
             f"was ended by {_signal_name(evidence.signal)}"
             if evidence.signal
