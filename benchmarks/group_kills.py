@@ -3,9 +3,9 @@
 Each run of two workers is harmed once, at a random moment between the first instant of
 the command and its end: a worker is killed (SIGKILL) or frozen (SIGSTOP), the
 supervisor is killed, or a neighbour takes a worker's memory before a random step. The
-command is called again until it has ended. It must end with exit code 0, with the weights of the
-run that nobody harmed to 1e-10 in float64, alike in both workers, and leave no process.
-Prints JSON; exit code 1 where a run failed.
+command is called again until it has ended. It must end with exit code 0, with the
+weights of the run that nobody harmed to 1e-10 in float64, alike in both workers, and
+leave no process. Prints JSON; exit code 1 where a run failed.
 
 Usage: python -m benchmarks.group_kills [--runs 30] [--seed 0] [--keep DIR]
 """

@@ -1,41 +1,38 @@
-"""A job on several hosts: which they are, what devices they have, workers on them.
+"""The other hosts of a job, started from this one over ssh as members of its gang.
 
-Covers: the hosts that a job file, Slurm or an MPI hostfile names; ssh to them; the
-supervisor's end of a worker over there. Does not cover: the end on the other host
-(``agent``), what is planned for which (``core.group_planning``).
+Covers: the hosts that a job file, Slurm or an MPI hostfile names; ssh to them, again
+where it breaks. Does not cover: what members do (``gang``, ``member``), the first lines
+over there (``cli.host_agent``).
 
 Nothing of the job file comes to a shell: ssh is started with a list of words, the
-command for the other host is made of constants of ours, and what is to be started over
-there goes through standard input.
+command for the other host is made of constants of ours, and what is to be run over
+there goes through standard input, which stays open for as long as we are there.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
+import contextlib
 import json
+import logging
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from oomrun.agent import ALIVE, ENDED, SIGNAL
-from oomrun.core import host_names, topology
-from oomrun.core.errors import LaunchError, ProbeError
-from oomrun.core.launch import RANK
+from oomrun.core import host_names
+from oomrun.core.errors import LaunchError
 from oomrun.core.spec import Hostfile, Hosts
-from oomrun.core.topology import Inventory
-from oomrun.processes import Ended, Worker
+from oomrun.processes import SPARED
 
-__all__ = ["SSH", "RemoteWorker", "inventories", "of_job"]
+__all__ = ["AGENT", "SSH", "Calls", "address_towards", "check_own_name", "of_job"]
+
+_log = logging.getLogger(__name__)
 
 #: Environment variable: ssh and its options, as a shell would read the words.
 SSH = "OOMRUN_SSH"
@@ -45,11 +42,14 @@ _SSH_OPTIONS = (
     "-o", "BatchMode=yes", "-o", "ConnectTimeout=10",
     "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=2",
 )  # fmt: skip
-_SSH_FAILED = 255  # any other code is the agent's
+AGENT = "oomrun.cli.host_agent"  # tests put their own here
 _SLURM = "SLURM_JOB_NODELIST"
-_INVENTORY_S = 120.0
+_ANY_PORT = 9  # nothing is sent to it
 _ALIVE_EVERY_S = 3.0
-# Of this host and session; a worker elsewhere has its own.
+_AGAIN_S = 2.0
+_LEAVE_S = 10.0
+_LONGEST_LINE = 500
+# Of this host and session; the others have their own.
 _OWN_VARIABLES = ("HOSTNAME", "DISPLAY", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
 
 
@@ -109,171 +109,154 @@ def _names(
         raise LaunchError(f"hosts cannot be read: {why.lower()}", where=where) from None
 
 
-def _ssh(host: str, function: str, environment: Mapping[str, str]) -> list[str]:
-    """The words that run a function of the agent on ``host``."""
-    paths = [path for path in sys.path if os.path.isabs(path)]
-    code = (
-        f"import sys; sys.path[:] = {paths!r}; "
-        f"from oomrun.agent import {function}; sys.exit({function}())"
-    )
-    ssh = shlex.split(environment.get(SSH, "ssh"))
-    # Over there a shell reads it: it is quoted, and nothing of the job is in it.
-    return [*ssh, *_SSH_OPTIONS, "--", host,
-            shlex.join([sys.executable, "-I", "-c", code])]  # fmt: skip
-
-
-def inventories(
-    hosts: Mapping[str, str], here: Inventory, environment: Mapping[str, str]
-) -> dict[str, Inventory] | None:
-    """The devices of each host of a job, all read at once.
-
-    Args:
-        hosts: from ``of_job``.
-        here: those of this host, which goes by the name of "".
-        environment: our own.
-
-    Returns:
-        In the order of ranks; None where no hosts are named.
+def address_towards(address: str) -> str:
+    """The address by which this host is known where ``address`` is.
 
     Raises:
-        ProbeError: one cannot be reached, or has no oomrun.
+        LaunchError: there is no way to it.
     """
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        asked = {
-            host: pool.submit(_inventory, host, environment)
-            for host, address in hosts.items()
-            if address
-        }
-        found = {
-            host if host in asked else "": asked[host].result()
-            if host in asked
-            else here
-            for host in hosts
-        }
-    return found or None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        try:
+            asking.connect((address, _ANY_PORT))
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise LaunchError(f"there is no way to it: {why}", where=address) from None
+        return str(asking.getsockname()[0])
 
 
-def _inventory(host: str, environment: Mapping[str, str]) -> Inventory:
+def check_own_name(address: str) -> None:
+    """Refuses a host whose name is its loopback address to itself.
+
+    Horovod 0.28.1 forgets the interface that it was given where it connects the workers
+    of a set (gloo_context.cc), and takes the address of the host's name instead.
+
+    Args:
+        address: that by which the other hosts reach this one.
+
+    Raises:
+        LaunchError: the others could not reach its workers.
+    """
+    if _is_loopback(address):
+        return  # all of them are here
+    name = socket.gethostname()
     try:
-        done = subprocess.run(
-            _ssh(host, "inventory", environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_INVENTORY_S,
-            env=dict(environment),
+        known = socket.gethostbyname(name)
+    except OSError:
+        known = ""
+    if not known or _is_loopback(known):
+        raise LaunchError(
+            f"to itself the host {name} is {known or 'not known'}, and Horovod tells "
+            f"that to the other hosts. Its line in /etc/hosts should be: "
+            f"{address} {name}",
+            where=address,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ProbeError(f"its devices cannot be read: {error}", where=host) from None
-    if done.returncode != 0:
-        said = done.stderr.strip().rsplit("\n", 1)[-1] or f"exit {done.returncode}"
-        raise ProbeError(
-            f"its devices cannot be read over ssh: {said} (the same Python and oomrun "
-            "must be there, under the same paths, and ssh must ask nothing)",
-            where=host,
-        )
-    return topology.from_json(json.loads(done.stdout))
 
 
-class RemoteWorker(Worker):
-    """A worker on another host: the process that we have is ssh's."""
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.")
+
+
+class Calls:
+    """A call to each of the other hosts, made again where it breaks.
+
+    Args:
+        hosts: their names.
+        argv: of ``oomrun`` over there, for each of them.
+        cwd: the folder to call it in.
+        environment: our own.
+    """
 
     def __init__(
         self,
-        host: str,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        log: Path,
+        hosts: Sequence[str],
+        argv: Sequence[Sequence[str]],
         cwd: Path,
-        meeting_host: str,
+        environment: Mapping[str, str],
     ) -> None:
-        """Starts it; see ``Worker``.
-
-        Args:
-            host: where.
-            argv, env, log, cwd: as in ``Worker``, the same over there.
-            meeting_host: the address that workers reach each other towards.
-        """
-        self.host = host
-        self._told: Ended | None = None
-        self._kept: list[Any] = []
-        self._sending = threading.Lock()
-        # Only the worker itself is known by its rank.
-        ssh_env = {key: env[key] for key in env if key != RANK}
-        super().__init__(_ssh(host, "main", env), ssh_env, log, cwd, over_stdio=True)
+        self._environment = environment
         own = {
-            key: env[key]
-            for key in env
+            key: environment[key]
+            for key in environment
             if key not in _OWN_VARIABLES and not key.startswith("SSH_")
         }
-        self.send(
-            {
-                "argv": list(argv),
-                "env": own,
-                "log": str(log),
-                "cwd": str(cwd),
-                "meeting_host": meeting_host,
-            }
-        )
+        self._orders = {
+            host: {"argv": list(words), "cwd": str(cwd), "env": own}
+            for host, words in zip(hosts, argv, strict=True)
+        }
         self._closing = threading.Event()
-        threading.Thread(target=self._be_heard, daemon=True).start()
+        self._open: dict[str, subprocess.Popen[bytes]] = {}
+        self._threads = [
+            threading.Thread(target=self._keep_calling, args=(host,), daemon=True)
+            for host in hosts
+        ]
+        self._threads.append(threading.Thread(target=self._be_heard, daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Waits for members that were sent home; ends the others' calls."""
+        self._closing.set()
+        for process in list(self._open.values()):
+            try:
+                process.wait(_LEAVE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        for thread in self._threads:
+            thread.join()
+
+    def _keep_calling(self, host: str) -> None:
+        told: set[str] = set()
+        while not self._closing.is_set():
+            try:
+                self._call(host, told)
+            except OSError as error:
+                self._tell(host, f"ssh cannot be started: {error}", told)
+            self._closing.wait(_AGAIN_S)
+
+    def _call(self, host: str, told: set[str]) -> None:
+        process = subprocess.Popen(
+            _ssh(host, self._environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**self._environment, SPARED: str(os.getpid())},
+            # Ctrl-C is for us; members are told by us what to do.
+            start_new_session=True,
+        )
+        with process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with contextlib.suppress(OSError):
+                process.stdin.write(json.dumps(self._orders[host]).encode() + b"\n")
+                process.stdin.flush()
+            self._open[host] = process
+            for line in process.stdout:
+                text = line[:_LONGEST_LINE].decode(errors="replace").strip()
+                self._tell(host, text, told)
+            del self._open[host]
+
+    def _tell(self, host: str, text: str, told: set[str]) -> None:
+        """What is said over there, once."""
+        if text and text not in told and not self._closing.is_set():
+            told.add(text)
+            _log.warning("%s: %s", host, text.removeprefix("oomrun: "))
 
     def _be_heard(self) -> None:
         while not self._closing.wait(_ALIVE_EVERY_S):
-            self.send({"do": ALIVE})
+            for process in list(self._open.values()):
+                with contextlib.suppress(OSError, ValueError):
+                    assert process.stdin is not None
+                    os.write(process.stdin.fileno(), b"\n")
 
-    def send(self, message: Mapping[str, Any]) -> bool:
-        """See ``Worker``."""
-        with self._sending:
-            return super().send(message)
 
-    def read(self) -> list[Any]:
-        """See ``Worker``."""
-        kept, self._kept = self._kept, []
-        return kept + self._heard(super().read())
-
-    def _heard(self, values: list[Any]) -> list[Any]:
-        """All but the agent's own last words, which are kept."""
-        found = []
-        for value in values:
-            if isinstance(value, dict) and ENDED in value:
-                self._told = Ended(**value[ENDED])
-            elif value != {}:
-                found.append(value)
-        return found
-
-    def ending(self) -> Ended | None:
-        """How the worker has ended, as its host says; how ssh has, if that is lost."""
-        ended = super().ending()
-        if ended is None:
-            return None
-        if self._told is None:
-            self._kept = self.drain()
-        return self._told or self._of_ssh(ended)
-
-    def _of_ssh(self, ended: Ended) -> Ended:
-        lost = ended.exit_code in (None, _SSH_FAILED)
-        return replace(ended, lost_host=self.host) if lost else ended
-
-    def signal_process(self, number: int) -> None:
-        """Has a signal sent over there."""
-        self.send({"do": SIGNAL, "number": number, "group": False})
-
-    def signal_group(self, number: int) -> None:
-        """Has a signal sent over there; what must end at once ends with ssh."""
-        if number == signal.SIGKILL:
-            super().signal_group(number)
-        else:
-            self.send({"do": SIGNAL, "number": number, "group": True})
-
-    def finish(self) -> Ended:
-        """See ``Worker``; ssh's end is the end over there."""
-        self._closing.set()
-        ended = super().finish()
-        self._kept = self.drain()
-        return self._told or self._of_ssh(ended)
-
-    def close(self) -> None:
-        """See ``Worker``."""
-        self._closing.set()
-        super().close()
+def _ssh(host: str, environment: Mapping[str, str]) -> list[str]:
+    """The words that run our agent on ``host``."""
+    paths = [path for path in sys.path if os.path.isabs(path)]
+    code = (
+        f"import sys; sys.path[:] = {paths!r}; "
+        f"from {AGENT} import main; sys.exit(main())"
+    )
+    ssh = shlex.split(environment.get(SSH, "ssh"))
+    # Over there a shell reads it: it is quoted, and nothing of the job is in it.
+    command = shlex.join([sys.executable, "-I", "-c", code])
+    return [*ssh, *_SSH_OPTIONS, "--", host, command]

@@ -26,7 +26,10 @@ from oomrun.channel import Lines, encode
 from oomrun.core.errors import LaunchError
 from oomrun.core.launch import CHANNEL_FD, RUN_TOKEN
 
-__all__ = ["Ended", "Worker", "become_subreaper", "sweep"]
+__all__ = ["SPARED", "Ended", "Worker", "become_subreaper", "sweep"]
+
+#: Environment variable: of the process, by its id, whose ``sweep`` spares this one.
+SPARED = "OOMRUN_SPARED_BY"
 
 _PR_SET_CHILD_SUBREAPER = 36
 _CHUNK_BYTES = 64 * 1024
@@ -37,14 +40,15 @@ _DRAIN_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a process ended: one of the two is None.
+    """How a process ended: one of the two is None, or both where it was lost.
 
-    ``lost_host``: that it runs on, and that we have lost; the process is then ssh.
+    Attributes:
+        lost: where it was, if that place is gone and nobody saw it end.
     """
 
     exit_code: int | None
     signal: int | None
-    lost_host: str = ""
+    lost: str = ""
 
 
 class Worker:
@@ -55,13 +59,7 @@ class Worker:
     """
 
     def __init__(
-        self,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        log: Path,
-        cwd: Path,
-        *,
-        over_stdio: bool = False,
+        self, argv: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path
     ) -> None:
         """Starts the program.
 
@@ -70,7 +68,6 @@ class Worker:
             env: its whole environment; the number of the socket is added.
             log: the file that all it prints is appended to.
             cwd: the folder it starts in.
-            over_stdio: the socket is its standard input and output.
 
         Raises:
             LaunchError: it could not be started.
@@ -80,9 +77,9 @@ class Worker:
             with theirs, open(log, "ab") as output:
                 self._process = subprocess.Popen(
                     argv,
-                    stdin=theirs.fileno() if over_stdio else subprocess.DEVNULL,
-                    stdout=theirs.fileno() if over_stdio else output,
-                    stderr=output,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
                     cwd=cwd,
                     env={**env, CHANNEL_FD: str(theirs.fileno())},
                     pass_fds=(theirs.fileno(),),
@@ -117,28 +114,28 @@ class Worker:
         return self._exit_fd
 
     @property
+    def oom_kills(self) -> int:
+        """Kills that were counted elsewhere: those of this machine are seen here."""
+        return 0
+
+    @property
     def skipped(self) -> int:
         """Lines that came down the socket and were no messages."""
         return self._lines.skipped
 
     def read(self) -> list[Any]:
         """The JSON values that have arrived; never blocks, reads 64 KiB at most."""
-        chunk = self.read_bytes()
-        return [] if chunk is None else self._lines.feed(chunk)
-
-    def read_bytes(self) -> bytes | None:
-        """As ``read``, but what has arrived as it is; None: nothing, empty: no more."""
         if not self._open:
-            return None
+            return []
         try:
             chunk = self._socket.recv(_CHUNK_BYTES)
         except (BlockingIOError, InterruptedError):
-            return None
+            return []
         except OSError:
             chunk = b""
         if not chunk:
             self._open = False
-        return chunk
+        return self._lines.feed(chunk)
 
     def drain(self) -> list[Any]:
         """All that is left to read once the worker and its children are dead."""
@@ -266,7 +263,13 @@ def _leftovers(run_id: str, descendants: bool) -> list[psutil.Process]:
             ours = process.environ().get(RUN_TOKEN) == run_id != ""
             if ours and process.uids().real == own:
                 found.append(process)
-    return [process for process in found if _alive(process)]
+    return [p for p in found if _alive(p) and not _spared(p)]
+
+
+def _spared(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error, OSError):
+        return process.environ().get(SPARED) == str(os.getpid())
+    return False
 
 
 def _alive(process: psutil.Process) -> bool:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from killable import JOB, QUICK, causes, drive, events, of_this_run, wait_for
+from killable import JOB, causes, drive, events, of_this_run, wait_for
 
 import ssh_server
 from oomrun import hosts
 from oomrun.core import events as ev
-from oomrun.core.errors import LaunchError, ProbeError
+from oomrun.core.errors import LaunchError
 from oomrun.core.spec import Hostfile
-from oomrun.core.state import JobState
 from oomrun.rundir import RunDir
-from oomrun.supervisor import Outcome
 
 pytestmark = pytest.mark.skipif(
     ssh_server.SSHD is None, reason="sshd is not installed (Debian: openssh-server)"
@@ -30,9 +27,6 @@ TEXT = JOB + (
     f"strategy: horovod\nhosts: [localhost, {THERE}]\n"
     "recovery: {max_restarts: {crash: 0}}\n"
 )
-PATIENT = replace(QUICK, lost_s=60.0, others_kill_after_s=0.3)
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture
@@ -52,6 +46,8 @@ def summaries(folder: Path) -> list[str]:
 def nothing_left(folder: Path) -> bool:
     """Whether the other host's processes end, which nobody here waits for."""
     until = time.monotonic() + 60
+    if not RunDir(folder / "runs" / "killable").journal.exists():
+        return True
     while of_this_run(folder):
         if time.monotonic() > until:
             return False
@@ -59,74 +55,69 @@ def nothing_left(folder: Path) -> bool:
     return True
 
 
+def ended(folder: Path, mode: str, *options: str, code: int = 0) -> str:
+    """What a run to its end has said."""
+    process = drive(folder, mode, *options)
+    try:
+        found = process.wait(180)
+    finally:
+        process.kill()
+        process.wait()
+    said = (folder / "said").read_text()
+    assert found == code, said
+    assert nothing_left(folder)
+    return said
+
+
 @pytest.mark.usefixtures("server")
-def test_both_finish(run: Run, folder: Path) -> None:
-    outcome = run("finishes", text=TEXT, timing=PATIENT)
-    attempt = RunDir(folder / "runs" / "killable").attempt(1)
-    assert outcome.exit_code == 0, attempt.log(1).read_text()
+def test_both_finish(folder: Path) -> None:
+    (folder / "job.yaml").write_text(TEXT)
+    ended(folder, "finishes")
     (started,) = [e for e in events(folder) if isinstance(e, ev.AttemptStarted)]
     found = [(d["rank"], d["host"], d["id"]) for d in started.plan["devices"]]
-    assert found == [(0, "", "cpu:0"), (1, THERE, "cpu:1")]
+    assert found == [(0, 0, "cpu:0"), (1, 1, "cpu:1")]
     ready = {e.rank: e.pid for e in events(folder) if isinstance(e, ev.WorkerReady)}
     assert set(ready) == {0, 1}
-    # The one that we started is ssh; the worker is over there.
-    assert ready[1] != started.pids[1]
-    assert nothing_left(folder)
 
 
 @pytest.mark.usefixtures("server")
-def test_how_a_worker_over_there_ended_is_known(run: Run, folder: Path) -> None:
-    outcome = run("hangs+kills-itself-once", text=TEXT, timing=PATIENT)
-    assert outcome.exit_code == 1
+def test_how_a_worker_over_there_ended_is_known(folder: Path) -> None:
+    (folder / "job.yaml").write_text(TEXT)
+    ended(folder, "hangs+kills-itself-once", code=1)
     assert summaries(folder) == [
         "worker 1: the worker was killed from outside (SIGKILL)"
     ]
-    assert nothing_left(folder)
 
 
 @pytest.mark.usefixtures("server")
-def test_one_over_there_is_ended_with_the_others(run: Run, folder: Path) -> None:
-    run("exits-silently+deaf", text=TEXT, timing=PATIENT)
+def test_one_over_there_is_ended_with_the_others(folder: Path) -> None:
+    (folder / "job.yaml").write_text(TEXT)
+    ended(folder, "exits-silently+deaf", code=1)
     (summary,) = summaries(folder)
     assert summary.startswith("worker 0: the worker ended without a report")
-    assert nothing_left(folder)
 
 
-@pytest.mark.usefixtures("server")
-def test_one_over_there_says_where_it_hangs(run: Run, folder: Path) -> None:
-    timing = replace(PATIENT, hang_after=5.0, dump_s=2.0)
-    run("hangs-once", text=TEXT, timing=timing)
-    assert causes(folder) == ["hang", "finished"]
-    log = RunDir(folder / "runs" / "killable").attempt(1).log(1)
-    assert "in forever" in log.read_text()
-    assert nothing_left(folder)
-
-
-def test_a_lost_connection_ends_all(
-    run: Run, folder: Path, server: psutil.Process
+def test_a_lost_connection_ends_all_and_is_made_again(
+    folder: Path, server: psutil.Process
 ) -> None:
-    closed: list[int] = []
-    ready: set[int] = set()
-
-    def cut(state: JobState, event: ev.Event) -> None:
-        if isinstance(event, ev.WorkerReady):
-            ready.add(event.rank)
-            if len(ready) == 2:
-                closed.append(ssh_server.closed_connections(server))
-
-    outcome = run("hangs", text=TEXT, timing=PATIENT, observers=(cut,))
-    assert closed[0] > 0
-    assert outcome.state.failed_rank == 1
-    assert summaries(folder) == [
-        f"worker 1: the connection to {THERE} was lost (ssh ended with 255)"
-    ]
+    (folder / "job.yaml").write_text(TEXT.replace("crash: 0", "crash: 1"))
+    process = drive(folder, "hangs-once")
+    try:
+        wait_for(folder, ev.WorkerReady, 2)
+        assert ssh_server.closed_connections(server) > 0
+        assert process.wait(180) == 0, (folder / "said").read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert causes(folder) == ["killed", "finished"]
+    assert summaries(folder)[0].startswith("worker 1: ")
     assert nothing_left(folder)
 
 
 @pytest.mark.usefixtures("server")
 def test_nothing_is_left_over_there_where_the_supervisor_dies(folder: Path) -> None:
     (folder / "job.yaml").write_text(TEXT)
-    process = drive(folder, "slow")
+    process = drive(folder, "hangs")
     try:
         wait_for(folder, ev.WorkerReady, 2)
         os.kill(process.pid, signal.SIGKILL)
@@ -136,10 +127,19 @@ def test_nothing_is_left_over_there_where_the_supervisor_dies(folder: Path) -> N
     assert nothing_left(folder)
 
 
-def test_a_host_that_is_not_there(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_is_not_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(hosts.SSH, "ssh -p 1")
-    with pytest.raises(ProbeError, match=f"{THERE}: its devices cannot be read over"):
-        run("finishes", text=TEXT)
+    (folder / "job.yaml").write_text(TEXT)
+    said = ended(folder, "finishes", "--meet-within", "5s", code=4)
+    assert "member 1 of the gang did not come within 5s" in said
+    assert f"{THERE}: ssh: connect to host {THERE} port 1: Connection refused" in said
+
+
+def test_oomrun_is_called_on_one_of_the_hosts(folder: Path) -> None:
+    (folder / "job.yaml").write_text(TEXT.replace("localhost, ", ""))
+    assert "this one is not among them" in ended(folder, "finishes", code=4)
 
 
 def test_hosts_of_slurm_and_of_a_hostfile(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from oomrun.core.errors import LaunchError
-from oomrun.ranks import Rendezvous, check_own_name
+from oomrun.hosts import check_own_name
+from oomrun.ranks import Rendezvous
 
 
 @pytest.fixture
@@ -59,34 +60,13 @@ def test_it_is_gone_when_closed() -> None:
 
 
 def test_who_each_worker_is(rendezvous: Rendezvous) -> None:
-    told = [rendezvous.environment(rank, ["", "", ""]) for rank in range(3)]
+    told = [rendezvous.environment(rank, 3) for rank in range(3)]
     assert [env["HOROVOD_RANK"] for env in told] == ["0", "1", "2"]
     assert [env["HOROVOD_LOCAL_RANK"] for env in told] == ["0", "1", "2"]
     assert {env["HOROVOD_SIZE"] for env in told} == {"3"}
     assert {env["HOROVOD_GLOO_RENDEZVOUS_PORT"] for env in told} == {
         str(rendezvous.port)
     }
-
-
-def test_who_each_worker_is_on_hosts_that_are_not_alike(
-    rendezvous: Rendezvous,
-) -> None:
-    hosts = ["", "", "node2", "node3", "node3", "node3"]
-    told = [rendezvous.environment(rank, hosts) for rank in range(6)]
-    names = ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-    assert [tuple(int(env[f"HOROVOD_{name}"]) for name in names) for env in told] == [
-        (0, 2, 0, 3), (1, 2, 0, 2), (0, 1, 1, 3),
-        (0, 3, 2, 3), (1, 3, 1, 2), (2, 3, 0, 1),
-    ]  # fmt: skip
-    assert told[2]["HOROVOD_HOSTNAME"] == "node2"
-
-
-def test_nobody_else_is_answered() -> None:
-    with contextlib.closing(Rendezvous(["127.0.0.2"])) as made:
-        assert made.address == "127.0.0.1"
-        made._server.welcome = {"127.0.0.2"}
-        with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
-            ask(made, "GET", "/")
 
 
 def test_a_host_that_others_cannot_find_by_its_name(

@@ -9,11 +9,12 @@ import sys
 import threading
 from pathlib import Path
 
-from oomrun.attempts import Timing, watch
+from oomrun.attempts import watch
 from oomrun.journal import Journal
 from oomrun.processes import Worker
 from oomrun.recorder import Recorder
 from oomrun.stops import Stops
+from oomrun.watched import Timing
 
 # Its channel is closed: nothing but its end will ever be heard of it.
 SILENT = (

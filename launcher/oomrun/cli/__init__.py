@@ -49,6 +49,10 @@ COMMANDS = {
     "status": Command(
         "Training", "oomrun.cli.status_command", "RUN_DIR", "show how a run stands"
     ),
+    "report": Command(
+        "Training", "oomrun.cli.report_command", "RUN_DIR",
+        "write a run as one HTML file",
+    ),
     "diagnose": Command(
         "Training", "oomrun.cli.diagnose_command", "LOG",
         "say from any program's log what went wrong",
@@ -74,6 +78,10 @@ COMMANDS = {
     "devices": Command(
         "Machine", "oomrun.cli.devices_command", "",
         "show the devices and their memory, and the host's",
+    ),
+    "monitor": Command(
+        "Machine", "oomrun.cli.monitor_command", "",
+        "serve the metrics of all runs of this machine, and of its devices",
     ),
     "monitoring": Command(
         "Machine", "oomrun.cli.monitoring_command", "export",

@@ -182,9 +182,8 @@ def _shown(
     environment: Mapping[str, str],
 ) -> Shown:
     """The plan, with all that is known of it."""
-    from oomrun import hosts
     from oomrun.core import group_planning, measured_plan
-    from oomrun.environment import overruled
+    from oomrun.environment import horovod_installed, overruled
 
     notes: tuple[str, ...] = ()
     if measured is not None:
@@ -208,9 +207,9 @@ def _shown(
     elif measured is not None and measured.planned is not None:
         made = measured_plan.measured_plan(spec, inventory, known, measured.planned)
     else:
-        names = hosts.of_job(spec.hosts, Path(args.job), environment)
-        each = hosts.inventories(names, inventory, environment)
-        made = group_planning.plan_for(spec, inventory, state, each)
+        made = group_planning.plan_for(
+            spec, inventory, state, horovod=horovod_installed()
+        )
     return Shown(
         plan=replace(made, notes=(*made.notes, *notes)),
         source=source,

@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from oomrun.cli import gang_options
 from oomrun.cli.jobfile_commands import add_set_option, load_job_file
 from oomrun.core import units
 from oomrun.core.errors import Problem, SpecError
@@ -64,6 +65,7 @@ def add_parser(subparsers: Any) -> None:
         default="text",
         help="json: one JSON object a line instead of a view",
     )
+    gang_options.add(parser, duration)
     parser.set_defaults(handler=run)
 
 
@@ -110,13 +112,12 @@ def _is_for_runs(folder: Path) -> bool:
 def run(args: argparse.Namespace) -> int:
     """Runs the job; returns the exit code."""
     # Only here: `oomrun run --help` needs none of it.
-    from oomrun.attempts import Timing
     from oomrun.cli.view import make_observer
     from oomrun.launching import Job
     from oomrun.processes import become_subreaper
     from oomrun.rundir import RunDir
     from oomrun.stops import Stops
-    from oomrun.supervisor import supervise
+    from oomrun.watched import Timing
 
     logging.basicConfig(format="oomrun: %(message)s", level=logging.WARNING)
     spec = load_job_file(args.job, args.set)
@@ -133,6 +134,9 @@ def run(args: argparse.Namespace) -> int:
         owns_process=True,
     )
     become_subreaper()
+    meeting, called = gang_options.meeting_of(args, job)
+    if meeting is not None and meeting.member:
+        return gang_options.served(job, meeting)
     latest = _Latest()
     metrics = spec.metrics
     form = "json" if args.log_format == "json" else args.view
@@ -140,21 +144,31 @@ def run(args: argparse.Namespace) -> int:
         stops = Stops()
         stack.callback(stops.close)
         stack.enter_context(stops.installed())
-        exporter = _exporter(job, latest)
+        machine = _machine(job)
+        if machine is not None:
+            stack.enter_context(machine)
+        exporter = _exporter(job, latest, machine)
         if exporter is not None:
             stack.callback(exporter.close)
         if metrics.textfile is not None:
-            stack.enter_context(_textfile(job, latest))
+            stack.enter_context(_textfile(job, latest, machine))
         with make_observer(sys.stdout, force=form) as view:
-            outcome = supervise(
-                job, stops=stops, observers=(view,), on_journaled=latest
+            outcome = gang_options.supervised(
+                job,
+                meeting,
+                called,
+                args,
+                stops=stops,
+                observers=(view,),
+                on_journaled=latest,
             )
         if metrics.pushgateway is not None and not outcome.already:
             _push(metrics.pushgateway, latest)
         if exporter is not None and not outcome.already:
             _last_scrape(exporter, stops)
     _say_end(outcome, job, sys.stderr)
-    return outcome.exit_code
+    code: int = outcome.exit_code
+    return code
 
 
 class _Latest:
@@ -167,11 +181,20 @@ class _Latest:
         self.state = state
 
 
-def _textfile(job: Any, latest: _Latest) -> Any:
+def _machine(job: Any) -> Any:
+    """What reads the machine for those who watch; None where nobody can."""
+    if job.spec.metrics.listen is None and job.spec.metrics.textfile is None:
+        return None
+    from oomrun.devices.sampling import Sampling
+
+    return Sampling()
+
+
+def _textfile(job: Any, latest: _Latest, machine: Any) -> Any:
     from oomrun.metrics.handing_over import Textfile
 
     path = job.job_file.parent / job.spec.metrics.textfile
-    return Textfile(path, lambda: latest.state)
+    return Textfile(path, lambda: latest.state, machine)
 
 
 def _push(url: str, latest: _Latest) -> None:
@@ -180,12 +203,13 @@ def _push(url: str, latest: _Latest) -> None:
     push(url, latest.state)
 
 
-def _exporter(job: Any, latest: _Latest) -> Any:
+def _exporter(job: Any, latest: _Latest, machine: Any) -> Any:
     """The metrics endpoint, or None where it is not wanted or cannot be had.
 
     Raises:
         ProtectionError: a secret or a certificate cannot be had. Unlike a port, it
             will not be there later, and nobody would see that it is missing.
+        ExporterError: the address cannot be had, and the job file wants no other.
     """
     listen = job.spec.metrics.listen
     if listen is None:
@@ -198,9 +222,16 @@ def _exporter(job: Any, latest: _Latest) -> Any:
     )
     try:
         started = exporter.start(
-            listen.host, listen.port, lambda: latest.state, protection=who
+            listen.host,
+            listen.port,
+            lambda: latest.state,
+            machine=machine,
+            port_taken=job.spec.metrics.port_taken,
+            protection=who,
         )
     except exporter.ExporterError as error:
+        if job.spec.metrics.port_taken == "error":
+            raise
         print(f"oomrun: {error}; the run goes on without", file=sys.stderr)
         return None
     if started.note:

@@ -36,8 +36,8 @@ class Evidence:
         log_tail: its last lines of output.
         command: the program is not ours and reports nothing: its exit is its report.
         device: what it was given; with a CPU, host memory is the device's memory.
-        lost_host: the other host it ran on, where the connection to that was lost.
         repeated: its output is that of the attempt before, to the last byte.
+        lost: the place where it was, which is gone.
     """
 
     exit_code: int | None = None
@@ -52,8 +52,8 @@ class Evidence:
     log_tail: str = ""
     command: bool = False
     device: str = ""
-    lost_host: str = ""
     repeated: bool = False
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +82,11 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         return _of_command(evidence)
     if evidence.script is not None:
         return _from_report(evidence.script, evidence)
+    if evidence.lost:
+        return Diagnosis(
+            cause=Cause.PREEMPTION if evidence.stop_requested else Cause.KILLED,
+            summary=f"the worker is gone with {evidence.lost}",
+        )
     if evidence.timed_out:
         return Diagnosis(
             cause=Cause.HANG,
@@ -102,16 +107,6 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         return _leak_reported(evidence.leak)
     if evidence.oom is not None and evidence.oom.recovery != "in_process":
         return _oom_reported(evidence.oom)
-    if evidence.lost_host:
-        how = (
-            f"was ended by {_signal_name(evidence.signal)}"
-            if evidence.signal
-            else f"ended with {evidence.exit_code}"
-        )
-        return Diagnosis(
-            cause=Cause.KILLED,
-            summary=f"the connection to {evidence.lost_host} was lost (ssh {how})",
-        )
     if evidence.signal is not None:
         return _from_signal(evidence)
     if not evidence.ready:

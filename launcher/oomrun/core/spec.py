@@ -204,12 +204,14 @@ class MetricsSpec:
 
     Attributes:
         listen: no endpoint if it is None.
+        port_taken: ``next`` takes the next free port, ``error`` ends oomrun.
         token, basic_auth: at most one of them; who may scrape, everyone without.
         textfile: for node_exporter.
         pushgateway: URL, told once at the end.
     """
 
     listen: Listen | None = Listen(host="127.0.0.1", port=9464)
+    port_taken: Literal["next", "error"] = "next"
     tls: Tls | None = None
     token: Secret | None = None
     basic_auth: BasicAuth | None = None

@@ -14,7 +14,7 @@ from typing import Any
 
 from oomrun.core import events as ev
 from oomrun.core import memory, state_memory
-from oomrun.core.tally import Tally
+from oomrun.core.tally import Tally, Traced
 
 __all__ = ["RESTART_CAUSES", "Checkpoint", "JobState", "replay"]
 
@@ -61,6 +61,8 @@ class JobState:
         predictions: the peaks that were predicted, by micro-batch size.
         composition: what the memory of the current fit's model is made of.
         last_training_step: the furthest step ever reported.
+        traces: the last event that each of ``ooms`` and ``restarts`` grew by, under
+            the same keys.
         tally: sums that only those who watch need.
     """
 
@@ -119,6 +121,7 @@ class JobState:
     last_oom: ev.OomOccurred | None = None
     last_leak: ev.LeakFound | None = None
     notes: tuple[tuple[str, str], ...] = ()
+    traces: Mapping[object, Traced] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
 
     @property
@@ -343,11 +346,15 @@ def _noted(state: JobState, event: ev.Noted) -> JobState:
 
 def _decided(state: JobState, event: ev.DecisionMade) -> JobState:
     restarts, used = dict(state.restarts), dict(state.budget_used)
+    traces = state.traces
     if event.action == "restart" and event.cause in restarts:
         restarts[event.cause] += 1
         used[event.cause] += 1
+        trace = Traced(attempt=event.attempt, step=state.step, at=event.at)
+        traces = {**traces, event.cause: trace}
     return replace(
         state,
+        traces=traces,
         restarts=restarts,
         budget_used=used,
         last_decision=event.reason,

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 DeviceKind = Literal["cpu", "gpu", "mig"]
 Wanted = str | Sequence[int | str]
 
 CPU_ID = "cpu:0"
-_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,36 +178,21 @@ def to_json(inventory: Inventory) -> dict[str, Any]:
 
 
 def from_json(document: Mapping[str, Any]) -> Inventory:
-    """Reads an inventory of another host back."""
-    return Inventory(
-        devices=tuple(_device(device) for device in document["devices"]),
-        host=_made(Host, document["host"]),
-        problems=tuple(document["problems"]),
-        driver_version=document["driver_version"],
-        nvlinks=tuple(_made(NvLink, link) for link in document["nvlinks"]),
-    )
+    """Reads back what a plan is made of: devices and host, without who uses them.
 
-
-def _device(document: Mapping[str, Any]) -> Device:
-    found, capability = document["processes"], document["compute_capability"]
-    return _made(
-        Device,
-        {
-            **document,
-            "processes": None if found is None else tuple(map(_process, found)),
-            "compute_capability": None if capability is None else tuple(capability),
-        },
-    )
-
-
-def _process(document: Mapping[str, Any]) -> Process:
-    return _made(Process, document)
-
-
-def _made(kind: type[_Made], document: Mapping[str, Any]) -> _Made:
-    """Of what is added for people, nothing."""
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{key: document[key] for key in document if key in known})
+    Raises:
+        ValueError, TypeError, KeyError: it is no inventory.
+    """
+    known = {field.name for field in fields(Device)} - {"processes"}
+    devices = []
+    for each in document["devices"]:
+        told = {key: value for key, value in each.items() if key in known}
+        if told.get("compute_capability") is not None:
+            told["compute_capability"] = tuple(told["compute_capability"])
+        devices.append(Device(**told))
+    names = {field.name for field in fields(Host)}
+    host = {key: value for key, value in document["host"].items() if key in names}
+    return Inventory(devices=tuple(devices), host=Host(**host))
 
 
 def _plain(value: Any) -> Any:

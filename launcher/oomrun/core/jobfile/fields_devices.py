@@ -35,8 +35,8 @@ DEVICES = OneOf(
                     key="cpu",
                     kind=Whole(words="a number of CPU devices", low=1, high=1024),
                     about=(
-                        "How many devices the CPU is to be: more than one with "
-                        "`strategy: horovod`, which starts a worker for each."
+                        "How many devices the CPU is to be. More than one are to try "
+                        "out strategies for several devices."
                     ),
                     examples=(1,),
                     required=True,
