@@ -83,3 +83,9 @@ def test_one_strategy_alone_is_for_several_hosts() -> None:
     text = JOB.replace("horovod", "single") + "[a]"
     with pytest.raises(SpecError, match="strategy single trains on one host"):
         load(text, filename="job.yaml", environment={})
+
+
+def test_hosts_are_not_for_a_command() -> None:
+    text = "name: a\ncommand: [x]\nbatch: {global: 4}\nhosts: [a]\n"
+    with pytest.raises(SpecError, match="a command starts its own workers"):
+        load(text, filename="job.yaml", environment={})
