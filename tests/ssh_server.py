@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["SSHD", "closed_connections", "running"]
+__all__ = ["SSHD", "closed_connections", "refused", "running"]
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 _SSHD_CONFIG = """\
@@ -96,6 +97,14 @@ def _wait_until_it_listens(log: Path, server: subprocess.Popen[bytes]) -> None:
         assert server.poll() is None, log.read_text()
         assert time.monotonic() < until, log.read_text()
         time.sleep(0.02)
+
+
+def refused(ssh: str, address: str) -> str:
+    """Why nobody is let in (a locked account, say); "" where all is well."""
+    done = subprocess.run(
+        [*shlex.split(ssh), address, "true"], capture_output=True, text=True
+    )
+    return done.stderr.strip() or "no reason is said" if done.returncode else ""
 
 
 def closed_connections(server: psutil.Process) -> int:

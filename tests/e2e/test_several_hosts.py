@@ -35,6 +35,8 @@ def server(
 ) -> Iterator[psutil.Process]:
     folder = tmp_path_factory.mktemp("ssh")
     with ssh_server.running(folder, THERE) as (ssh, process):
+        if why := ssh_server.refused(ssh, THERE):
+            pytest.skip(f"sshd lets nobody in here: {why}")
         monkeypatch.setenv(hosts.SSH, ssh)
         yield process
 
@@ -89,6 +91,7 @@ def test_how_a_worker_over_there_ended_is_known(folder: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("server")
 def test_one_over_there_is_ended_with_the_others(folder: Path) -> None:
     (folder / "job.yaml").write_text(TEXT)
