@@ -527,7 +527,7 @@ _REFUSED = f"is not in oomrun {VERSION} yet"
         (
             "batch: {size: 5}",
             "3:9: batch.size: expected a known key, got size (known: global, micro, "
-            "batch_norm)",
+            "batch_norm, shares)",
         ),
         (
             "batch:",

@@ -23,7 +23,8 @@ __all__ = ["Channel", "OfOneDevice"]
 # What is told of every device of a group; all else is the same for all of them, and is
 # told of the first one.
 _OF_EACH = (
-    ev.WorkerReady, ev.OomOccurred, ev.LeakFound, ev.SharePlanned, ev.ScriptEnded,
+    ev.WorkerReady, ev.OomOccurred, ev.LeakFound, ev.PeakRose, ev.SharePlanned,
+    ev.ScriptEnded,
 )  # fmt: skip
 
 
