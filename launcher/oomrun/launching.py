@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from oomrun.attempts import Timing
-from oomrun.core import command, planning
+from oomrun.core import command, levers, planning
 from oomrun.core import launch as launches
 from oomrun.core import plan as plans
 from oomrun.core.errors import LaunchError
@@ -132,7 +132,10 @@ def make_launch(
     spec = job.spec
     kind, program, args = _program(job, plan)
     micro, every = spec.batch.micro, spec.checkpoint.every
-    shrinks = "micro_batch" in spec.recovery.levers and not isinstance(micro, int)
+    order = spec.recovery.levers
+    shrinks = levers.MICRO_BATCH in order and not isinstance(micro, int)
+    # What the job file lists before the micro-batch comes before it.
+    shrinks = shrinks and levers.due(order, state, plans.to_json(plan)) is None
     return Launch(
         attempt=attempt,
         rank=rank,

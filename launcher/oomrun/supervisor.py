@@ -331,6 +331,7 @@ class _Run:
                 reason=decision.reason,
                 micro_batch_size=micro,
                 delay_s=delay_s,
+                levers=decision.levers if isinstance(decision, Restart) else None,
             )
         )
         return decision

@@ -780,9 +780,9 @@ def test_command_goes_without_args() -> None:
             "the strategy multi_worker_mirrored",
         ),
         (
-            "recovery: {levers: [micro_batch, allocator]}",
+            "recovery: {levers: [micro_batch, fewer_devices]}",
             "3:34: recovery.levers[1]",
-            "the lever allocator",
+            "the lever fewer_devices",
         ),
         ("recovery: {grow_back: true}", "3:23: recovery.grow_back", "growing back"),
         (
@@ -881,7 +881,7 @@ metrics: {listen: "127.0.0.1:9464"}
 kubernetes: {image: registry/train:1, gpus: 4}
 """
     )
-    assert len(found) == 6
+    assert len(found) == 3
     assert all(_REFUSED in problem.message for problem in found)
 
 

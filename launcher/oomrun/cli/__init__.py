@@ -50,7 +50,8 @@ COMMANDS = {
         "Training", "oomrun.cli.status_command", "RUN_DIR", "show how a run stands"
     ),
     "report": Command(
-        "Training", "oomrun.cli.report_command", "RUN_DIR", "write a run as one HTML file"
+        "Training", "oomrun.cli.report_command", "RUN_DIR",
+        "write a run as one HTML file",
     ),
     "diagnose": Command(
         "Training", "oomrun.cli.diagnose_command", "LOG",

@@ -50,6 +50,7 @@ def plan_for(spec: JobSpec, inventory: Inventory, state: JobState) -> Plan:
         memory_mode=spec.memory.mode,
         devices=planned,
         notes=(*notes, "shares are agreed on when the workers know what fits"),
+        levers=state.levers,
     )
 
 

@@ -61,6 +61,11 @@ class JobState:
         predictions: the peaks that were predicted, by micro-batch size.
         composition: what the memory of the current fit's model is made of.
         last_training_step: the furthest step ever reported.
+        levers: what was changed to save memory beside the micro-batch, in this order.
+        levers_tried: those, and the ones that were taken back.
+        lever_attempt: the first attempt with the last of them.
+        ran_before_lever: the largest micro-batch that had run when it was pulled.
+        failed_before_lever: the smallest that had not.
         tally: sums that only those who watch need.
     """
 
@@ -119,6 +124,11 @@ class JobState:
     last_oom: ev.OomOccurred | None = None
     last_leak: ev.LeakFound | None = None
     notes: tuple[tuple[str, str], ...] = ()
+    levers: tuple[str, ...] = ()
+    levers_tried: frozenset[str] = frozenset()
+    lever_attempt: int = 0
+    ran_before_lever: int = 0
+    failed_before_lever: int | None = None
     tally: Tally = field(default_factory=Tally)
 
     @property
@@ -346,6 +356,8 @@ def _decided(state: JobState, event: ev.DecisionMade) -> JobState:
     if event.action == "restart" and event.cause in restarts:
         restarts[event.cause] += 1
         used[event.cause] += 1
+    if event.levers is not None and event.levers != state.levers:
+        state = state_memory.levers_changed(state, event)
     return replace(
         state,
         restarts=restarts,

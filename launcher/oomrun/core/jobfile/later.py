@@ -45,7 +45,7 @@ def _several_pods(value: object) -> Iterator[tuple[str, str]]:
 
 def _other_levers(value: object) -> Iterator[tuple[str, str]]:
     for index, lever in enumerate(value if isinstance(value, tuple) else ()):
-        if lever != "micro_batch":
+        if lever == "fewer_devices":
             yield f"[{index}]", f"the lever {lever}"
 
 
@@ -69,9 +69,9 @@ LATER = (
     ),
     Later(
         path="recovery.levers",
-        about="Every lever but `micro_batch`.",
-        instead="use [micro_batch]",
-        refused={"contains": {"not": {"const": "micro_batch"}}, "type": "array"},
+        about="The lever `fewer_devices`.",
+        instead="leave it out, and name the devices in devices",
+        refused={"contains": {"const": "fewer_devices"}, "type": "array"},
         found=_other_levers,
     ),
     Later(
