@@ -149,6 +149,7 @@ def make_launch(
         checkpoint_every_steps=every.steps if isinstance(every, EverySteps) else None,
         checkpoint_every_s=every.seconds if isinstance(every, EverySeconds) else None,
         keep=spec.checkpoint.keep,
+        checkpoint_timeout_s=spec.checkpoint.timeout_s,
         in_process=spec.recovery.in_process == "auto" and shrinks,
         micro_batch_max=micro.size if isinstance(micro, AtMost) else None,
         micro_batch_fixed=micro if isinstance(micro, int) else None,

@@ -68,6 +68,7 @@ class Launch:
         checkpoint_dir: absolute path.
         checkpoint_every_steps, checkpoint_every_s: at most one is set.
         keep: how many checkpoints are kept.
+        checkpoint_timeout_s: how long one may take.
         in_process: whether the worker may shrink the micro-batch by itself.
         micro_batch_max: the user's own upper bound, None without one.
         micro_batch_fixed: the user's own micro-batch, never changed.
@@ -108,6 +109,7 @@ class Launch:
     environment: Mapping[str, Any] | None = None
     fit: int = 0
     profile_key: str | None = None
+    checkpoint_timeout_s: float = 600.0
     supervisor_pid: int | None = None
 
 

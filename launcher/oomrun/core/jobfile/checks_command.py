@@ -10,6 +10,7 @@ from oomrun.core.jobfile.reading import Reading, nearest
 # keys would be ignored in silence.
 _WORKER_ONLY = (
     "recovery.in_process", "recovery.hang_after", "checkpoint.every", "checkpoint.keep",
+    "checkpoint.timeout",
 )  # fmt: skip
 
 

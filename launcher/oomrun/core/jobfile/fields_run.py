@@ -148,6 +148,17 @@ CHECKPOINT = Section(
             default=3,
             examples=(5,),
         ),
+        Field(
+            key="timeout",
+            kind=values.INTERVAL,
+            about=(
+                "How long one may take. It is written beside the training, which waits "
+                "only where the one before is not done yet. What takes longer is given "
+                "up with a warning; the last good one stays, and training goes on."
+            ),
+            default="10min",
+            examples=("2min",),
+        ),
     ),
 )
 
