@@ -87,7 +87,7 @@ $(VENV)/.venv:
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.venv pyproject.toml
-	$(PIP) install --quiet --editable '.[demo]'
+	$(PIP) install --quiet --editable '.[tensorflow]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.venv pyproject.toml

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -39,6 +40,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return module if module in _TOGETHER else nodeid
 
     return Scheduling(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _lists_its_runs_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The runs of tests are no runs of whoever tests."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture

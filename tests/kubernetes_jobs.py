@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,76 @@ def check_schema(manifest: dict[str, Any], version: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schema_reader, "schema_contents", _schema_contents)
         kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def check_whole(manifest: dict[str, Any], version: str) -> None:
+    """As ``check_schema``, also for kinds that are not of Kubernetes itself.
+
+    Of these their own models know the fields, and the schemas those of the Jobs and the
+    pods in them.
+    """
+    kind = manifest["kind"]
+    model = _MODELS.get(kind)
+    if model is not None:
+        module = importlib.import_module(f"kubeflow_trainer_api.models.{model[0]}")
+        read = getattr(module, model[1]).from_dict(manifest)
+        assert read.to_dict() == manifest, f"{kind}: a field is not known"
+    for inner in _inside(manifest):
+        check_schema(inner, version)
+
+
+_MODELS = {
+    "JobSet": ("jobset_v1alpha2_job_set", "JobsetV1alpha2JobSet"),
+    "TrainJob": ("trainer_v1alpha1_train_job", "TrainerV1alpha1TrainJob"),
+    "TrainingRuntime": (
+        "trainer_v1alpha1_training_runtime", "TrainerV1alpha1TrainingRuntime",
+    ),
+}  # fmt: skip
+# What of an MPIJob's ``spec`` its operator knows (v2beta1).
+_MPI_KEYS = {
+    "slotsPerWorker", "runLauncherAsWorker", "sshAuthMountPath", "runPolicy",
+    "mpiReplicaSpecs", "mpiImplementation", "launcherCreationPolicy",
+}  # fmt: skip
+_MPI_POLICY = {
+    "cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds",
+    "backoffLimit", "schedulingPolicy", "suspend", "managedBy",
+}  # fmt: skip
+
+
+def _inside(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """What of the object the schemas of Kubernetes know."""
+    spec = manifest.get("spec", {})
+    match manifest["kind"]:
+        case "PodMonitor" | "TrainJob":
+            return []
+        case "JobSet":
+            return [_as_job(each) for each in spec["replicatedJobs"]]
+        case "TrainingRuntime":
+            return [
+                _as_job(each) for each in spec["template"]["spec"]["replicatedJobs"]
+            ]
+        case "MPIJob":
+            assert set(spec) <= _MPI_KEYS
+            assert set(spec["runPolicy"]) <= _MPI_POLICY
+            replicas = spec["mpiReplicaSpecs"]
+            assert set(replicas) <= {"Launcher", "Worker"}
+            for each in replicas.values():
+                assert set(each) == {"replicas", "restartPolicy", "template"}
+            return [
+                {
+                    "apiVersion": "v1",
+                    "kind": "PodTemplate",
+                    "metadata": {"name": "x"},
+                    "template": each["template"],
+                }
+                for each in replicas.values()
+            ]
+    return [manifest]
+
+
+def _as_job(replicated: dict[str, Any]) -> dict[str, Any]:
+    whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}}
+    return {**whole, "spec": replicated["template"]["spec"]}
 
 
 # The package reads megabytes of JSON for every object.

@@ -93,6 +93,13 @@ class Prometheus:
         """The last value scraped, although the target is gone."""
         return self.one(f"last_over_time({metric}[15m])")
 
+    def exemplars(self, expression: str, start: float) -> list[dict[str, str]]:
+        """The labels of the exemplars of these series since ``start``."""
+        found = self._get(
+            "query_exemplars", query=expression, start=start, end=time.time()
+        )
+        return [one["labels"] for series in found for one in series["exemplars"]]
+
     def targets(self) -> list[dict[str, Any]]:
         """What it scrapes, and how the last time went."""
         found: list[dict[str, Any]] = self._get("targets")["activeTargets"]

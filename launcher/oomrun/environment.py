@@ -22,8 +22,8 @@ from oomrun.core.plan import Plan
 from oomrun.core.planning import reserve_bytes
 
 __all__ = [
-    "check_backend", "command_environment", "overruled", "source_roots",
-    "worker_environment",
+    "check_backend", "command_environment", "horovod_installed", "overruled",
+    "source_roots", "worker_environment",
 ]  # fmt: skip
 
 _log = logging.getLogger(__name__)
@@ -207,6 +207,11 @@ def overruled(given: Mapping[str, str], plan: Plan) -> tuple[str, ...]:
         for name, value in decided.items()
         if name in why and given.get(name, value) != value
     )
+
+
+def horovod_installed() -> bool:
+    """Whether workers, which have our interpreter, would find Horovod."""
+    return importlib.util.find_spec("horovod") is not None
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -144,8 +145,10 @@ class Follower:
             JournalError: the file cannot be read, or a line is damaged.
         """
         try:
-            with self._path.open("rb") as file:
+            with open(self._path, "rb", opener=_never_waiting) as file:
                 status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise JournalError("is no file", where=str(self._path))
                 identity = (status.st_dev, status.st_ino)
                 another = identity != self._file or status.st_size < self._offset
                 if another:
@@ -186,6 +189,11 @@ def _parse(path: Path, content: bytes) -> tuple[list[ev.Event], int]:
             ) from None
         whole += len(line)
     return found, whole
+
+
+def _never_waiting(path: str, flags: int) -> int:
+    """Opens a pipe that somebody put there without waiting for its writer."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, bytes, bool]]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oomrun.attempts import Timing
 from oomrun.core import command, levers, planning
 from oomrun.core import launch as launches
 from oomrun.core import plan as plans
@@ -37,10 +36,12 @@ from oomrun.environment import (
     source_roots,
     worker_environment,
 )
+from oomrun.gang import Gang
 from oomrun.processes import Worker
-from oomrun.ranks import Rendezvous
+from oomrun.ranks import Rendezvous, interface
 from oomrun.remembering import environment_of
 from oomrun.rundir import RunDir, write_atomically
+from oomrun.watched import Timing, Watched
 
 __all__ = [
     "WORKER_ARGV",
@@ -49,6 +50,7 @@ __all__ = [
     "end",
     "make_launch",
     "policy_limits",
+    "start_told",
     "start_workers",
 ]
 
@@ -156,9 +158,10 @@ def make_launch(
         global_batch_size=spec.batch.global_size,
         last_step=state.last_training_step,
         batch_norm=spec.batch.batch_norm,
+        shares=spec.batch.shares,
         probe=spec.memory.probe == "auto" and shrinks,
         measure=job.measure,
-        measured={} if rank else state.measured,
+        measured={} if rank or len(plan.devices) > 1 else state.measured,
         micro_batch_failed=state.failed_by_rank.get(rank)
         if rank
         else planning.known_to_fail(state, plan.devices[0].limit_bytes),
@@ -198,7 +201,8 @@ def start_workers(
     attempt: int,
     inventory: Inventory,
     rendezvous: Rendezvous | None = None,
-) -> list[Worker]:
+    gang: Gang | None = None,
+) -> list[Watched]:
     """Writes the attempt's files and starts its workers.
 
     Args:
@@ -209,6 +213,7 @@ def start_workers(
         inventory: the machine that it was planned for.
         rendezvous: where the workers meet: one is started for each device. None: one
             worker has all devices.
+        gang: the hosts of the plan's devices, where they are several.
 
     Returns:
         The workers, in the order of their ranks.
@@ -224,11 +229,21 @@ def start_workers(
         return [_start_command(job, launch)]
     if rendezvous is None:
         return [_start_worker(job, plan, state, attempt, inventory)]
-    workers: list[Worker] = []
+    workers: list[Watched] = []
+    hosts = [device.host for device in plan.devices]
+    places = gang.places(hosts) if gang is not None else [None] * len(hosts)
     try:
-        for rank, device in enumerate(plan.devices):
+        for rank, (device, place) in enumerate(zip(plan.devices, places, strict=True)):
             own = replace(plan, devices=(device,))
-            told = rendezvous.environment(rank, len(plan.devices))
+            told = rendezvous.environment(rank, len(hosts), place)
+            if gang is not None and device.host:
+                asked = launches.to_json(
+                    make_launch(job, own, state, attempt, rank=rank)
+                )
+                workers.append(gang.start(device.host, rank, asked, told))
+                continue
+            if place is not None:
+                told["HOROVOD_GLOO_IFACE"] = interface(place.address)
             workers.append(
                 _start_worker(job, own, state, attempt, inventory, rank, told)
             )
@@ -238,7 +253,7 @@ def start_workers(
     return workers
 
 
-def end(workers: Sequence[Worker]) -> None:
+def end(workers: Sequence[Watched]) -> None:
     """Kills workers that have only just been started."""
     for worker in workers:
         worker.finish()
@@ -254,25 +269,46 @@ def _start_worker(
     rank: int = 0,
     told: Mapping[str, str] | None = None,
 ) -> Worker:
-    folder = job.run_dir.attempt(attempt)
-    env = worker_environment(
-        _given(job),
-        dict(job.spec.env),
-        plan,
-        run_id=state.run_id,
-        seed=state.seed,
-        launch_file=folder.launch(rank).absolute(),
-        roots=source_roots(),
-    )
-    # What a worker of a group needs depends on the others, too: nothing is remembered.
-    known = None if told else environment_of(job.spec, plan, inventory, env)
-    launch = make_launch(job, plan, state, attempt, known, rank)
+    launch = make_launch(job, plan, state, attempt, rank=rank)
+    if told is None and len(plan.devices) == 1:
+        # What is needed beside others depends on them, too: nothing is remembered.
+        env = _environment(job, launch)
+        known = environment_of(job.spec, plan, inventory, env)
+        launch = replace(launch, environment=known)
+    return start_told(job, launch, told or {})
+
+
+def start_told(job: Job, launch: Launch, told: Mapping[str, str]) -> Worker:
+    """Writes the launch of a worker that runs a script, and starts it on this host.
+
+    Args:
+        job: what is run.
+        launch: what the worker is told.
+        told: variables that say who it is in its group.
+
+    Raises:
+        PlatformError: a file cannot be written or it cannot be started.
+    """
+    folder, rank = job.run_dir.attempt(launch.attempt), launch.rank
     write_atomically(folder.launch(rank), _json(launches.to_json(launch)))
     return Worker(
         job.worker_argv,
-        {**env, **(told or {}), RANK: str(rank)},
+        {**_environment(job, launch), **told, RANK: str(rank)},
         folder.log(rank).absolute(),
         job.cwd,
+    )
+
+
+def _environment(job: Job, launch: Launch) -> dict[str, str]:
+    folder = job.run_dir.attempt(launch.attempt)
+    return worker_environment(
+        _given(job),
+        dict(job.spec.env),
+        launch.plan,
+        run_id=launch.run_id,
+        seed=launch.seed,
+        launch_file=folder.launch(launch.rank).absolute(),
+        roots=source_roots(),
     )
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from oomrun.attempts import Timing
 from oomrun.core import events as ev
 from oomrun.core.spec import AUTO, Cpus, JobSpec
 from oomrun.core.state import JobState
@@ -21,6 +20,7 @@ from oomrun.launching import Job
 from oomrun.rundir import RunDir
 from oomrun.stops import Stops
 from oomrun.supervisor import supervise
+from oomrun.watched import Timing
 
 __all__ = ["Measured", "measure", "without_device"]
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 
 from oomrun.core import events as ev
 from oomrun.core import oom_report, status
 from oomrun.core.errors import PlatformError
 from oomrun.core.state import JobState
-from oomrun.rundir import RunDir, write_atomically
+from oomrun.rundir import AttemptDir, RunDir, write_atomically
 
 __all__ = ["OomReports"]
 
@@ -75,7 +76,7 @@ class OomReports:
             self._history[:before],
             followed,
             when=f"{moment:%Y-%m-%d %H:%M:%S} UTC",
-            log=str(attempt.log(oom.rank)),
+            log=str(_log_of(attempt, oom.rank)),
         )
         path = self._run_dir.oom_report(oom.attempt, status.oom_number(state))
         try:
@@ -84,6 +85,12 @@ class OomReports:
             if not self._failed:
                 _log.warning("the report of an exhaustion is missing: %s", error)
             self._failed = True
+
+
+def _log_of(attempt: AttemptDir, rank: int) -> Path:
+    """Of the worker that has the device: of the only one, where one has them all."""
+    own = attempt.log(rank)
+    return own if own.exists() else attempt.log()
 
 
 def _follows(event: ev.Event) -> bool:

@@ -37,10 +37,15 @@ _DRAIN_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a process ended: one of the two is None."""
+    """How a process ended: one of the two is None, or both where it was lost.
+
+    Attributes:
+        lost: where it was, if that place is gone and nobody saw it end.
+    """
 
     exit_code: int | None
     signal: int | None
+    lost: str = ""
 
 
 class Worker:
@@ -104,6 +109,11 @@ class Worker:
     def exit_fd(self) -> int | None:
         """Readable when the process has ended; None where the kernel has no pidfd."""
         return self._exit_fd
+
+    @property
+    def oom_kills(self) -> int:
+        """Kills that were counted elsewhere: those of this machine are seen here."""
+        return 0
 
     @property
     def skipped(self) -> int:

@@ -13,33 +13,56 @@ before the first worker is started.
 from __future__ import annotations
 
 import http.server
+import ipaddress
 import threading
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+import psutil
+
 from oomrun.core.errors import LaunchError
 
-__all__ = ["Rendezvous"]
+__all__ = ["Place", "Rendezvous", "interface"]
 
 _LOCAL = "127.0.0.1"
 _LARGEST_VALUE = 1024 * 1024
 _PATIENCE_S = 24 * 3600
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a worker is among those of all hosts.
+
+    Attributes:
+        host: what Horovod calls its host: another name for each.
+        local_rank, local_size: among the workers of its host.
+        cross_rank, cross_size: among those with its local rank, one of each host.
+        address: where its host finds the rendezvous.
+    """
+
+    host: str
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    address: str
+
+
 class Rendezvous:
-    """A key-value server for one attempt, for workers of this machine only.
+    """A key-value server for one attempt, by default for this machine's workers only.
 
     Workers of another attempt must never meet these: each attempt has its own, with
     nothing in it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = _LOCAL) -> None:
         try:
-            self._server = _Server((_LOCAL, 0), _Handler)
+            self._server = _Server((address, 0), _Handler)
         except OSError as error:
             why = (error.strerror or str(error)).lower()
             raise LaunchError(
-                f"no place for the workers to meet at: {why}", where=_LOCAL
+                f"no place for the workers to meet at: {why}", where=address
             ) from None
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="oomrun-rendezvous", daemon=True
@@ -51,24 +74,41 @@ class Rendezvous:
         """Where it listens."""
         return int(self._server.server_address[1])
 
-    def environment(self, rank: int, size: int) -> dict[str, str]:
-        """The variables of the worker ``rank`` of ``size``, all on this machine."""
-        return {
+    def environment(
+        self, rank: int, size: int, place: Place | None = None
+    ) -> dict[str, str]:
+        """The variables of the worker ``rank`` of ``size``.
+
+        Args:
+            rank: its own.
+            size: how many there are.
+            place: None: all are on this machine. Else the network interface is for
+                the host to add, who knows it.
+        """
+        common = {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": _LOCAL,
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self.port),
-            "HOROVOD_GLOO_IFACE": "lo",
             # A worker may take longer than the 30 s that are the default: to recover
             # from an exhaustion, for one. That one has died, or hangs, we see.
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_PATIENCE_S),
-            "HOROVOD_HOSTNAME": "localhost",
             "HOROVOD_RANK": str(rank),
             "HOROVOD_SIZE": str(size),
-            "HOROVOD_LOCAL_RANK": str(rank),
-            "HOROVOD_LOCAL_SIZE": str(size),
-            "HOROVOD_CROSS_RANK": "0",
-            "HOROVOD_CROSS_SIZE": "1",
+        }
+        told = {} if place is not None else {"HOROVOD_GLOO_IFACE": "lo"}
+        at = place or Place(
+            host="localhost", local_rank=rank, local_size=size, cross_rank=0,
+            cross_size=1, address=_LOCAL,
+        )  # fmt: skip
+        return {
+            **common,
+            **told,
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": at.address,
+            "HOROVOD_HOSTNAME": at.host,
+            "HOROVOD_LOCAL_RANK": str(at.local_rank),
+            "HOROVOD_LOCAL_SIZE": str(at.local_size),
+            "HOROVOD_CROSS_RANK": str(at.cross_rank),
+            "HOROVOD_CROSS_SIZE": str(at.cross_size),
         }
 
     def close(self) -> None:
@@ -76,6 +116,15 @@ class Rendezvous:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def interface(address: str) -> str:
+    """The network interface with this address, "" where none has it."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == address for each in addresses):
+            return name
+    # All of 127.0.0.0/8 is there, and only one of it is named.
+    return "lo" if ipaddress.ip_address(address).is_loopback else ""
 
 
 class _Server(http.server.ThreadingHTTPServer):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import oomrun
-from oomrun import devices, takeover
+from oomrun import devices, known_runs, takeover
 from oomrun.attempts import watch
 from oomrun.core import diagnosis, group_planning, policy
 from oomrun.core import events as ev
@@ -32,11 +32,13 @@ from oomrun.core.spec import Command, mathematics
 from oomrun.core.state import JobState
 from oomrun.core.topology import Inventory, Unreadable
 from oomrun.devices import host
-from oomrun.environment import check_backend
+from oomrun.environment import check_backend, horovod_installed
+from oomrun.gang import Gang
 from oomrun.journal import Journal
 from oomrun.launching import Job, checkpoint_dir, end, policy_limits, start_workers
 from oomrun.logs import of_command
 from oomrun.oom_reports import OomReports
+from oomrun.own_events import attempt_ended, decision_made, oom_of_command
 from oomrun.processes import sweep
 from oomrun.profiles import Profiles, folder_of
 from oomrun.ranks import Rendezvous
@@ -76,6 +78,7 @@ def supervise(
     observers: Sequence[Observer] = (),
     on_journaled: Callable[[JobState], None] | None = None,
     inventory: Callable[[], Inventory] | None = None,
+    gang: Gang | None = None,
 ) -> Outcome:
     """Runs the job to its end, or takes up an unfinished run of it.
 
@@ -85,6 +88,7 @@ def supervise(
         observers: called after each event, with the state after it.
         on_journaled: called with the state that the journal has, as it grows.
         inventory: reads the machine; None: ``devices.discover``.
+        gang: further hosts that the workers run on.
 
     Raises:
         SpecError: the job's mathematics differ from those of the run in its folder.
@@ -97,6 +101,7 @@ def supervise(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_held(job))
         journal = stack.enter_context(Journal(job.run_dir.journal))
+        known_runs.register(job.run_dir, known_runs.folders_of(job.environment))
         reports = OomReports(job.run_dir, journal.events)
         recorder = Recorder(
             journal,
@@ -112,7 +117,7 @@ def supervise(
             return Outcome(
                 exit_code=0, reason="this run is complete", state=state, already=True
             )
-        run = _Run(job, recorder, stops, look)
+        run = _Run(job, recorder, stops, look, gang)
         if state.attempt_open:
             run.expect(_planned_bytes(state))
         try:
@@ -174,7 +179,7 @@ def _begin(
     recorder.record(ev.RunResumed(at=now(), pid=os.getpid(), reason=reason))
     if before.attempt_open:
         ended = takeover.end_of_lost_attempt(before)
-        recorder.record(_attempt_ended(before.attempt, ended, Evidence()))
+        recorder.record(attempt_ended(before.attempt, ended, Evidence()))
         return ended
     undecided = takeover.undecided(events)
     if undecided is None and before.state == "preempted":
@@ -199,11 +204,13 @@ class _Run:
         recorder: Recorder,
         stops: Stops,
         look: Callable[[], Inventory],
+        gang: Gang | None = None,
     ) -> None:
         self._job = job
         self._recorder = recorder
         self._stops = stops
         self._look = look
+        self._gang = gang
         self._limits = policy_limits(job.spec)
         self._remembering = Remembering(Profiles(folder_of(job.environment)))
         self._free_before: dict[str, int] = {}
@@ -223,10 +230,11 @@ class _Run:
                     decision = replace(decision, delay_s=0.0)
             while isinstance(decision, Restart):
                 self._stops.sleep(decision.delay_s)
+                others = self._gang.assemble() if self._gang is not None else []
                 if self._stops.requested:
                     decision = Stop(reason="stopped before the next attempt")
                 else:
-                    decision = self._decide(self._attempt())
+                    decision = self._decide(self._attempt(others))
             return self._end(decision)
         except JournalError:
             raise  # it cannot even be recorded
@@ -234,17 +242,19 @@ class _Run:
             self._record_end("failed", error.exit_code, str(error))
             raise
 
-    def _attempt(self) -> Diagnosis:
+    def _attempt(self, others: Sequence[Inventory]) -> Diagnosis:
         job, recorder = self._job, self._recorder
         number = recorder.state.attempt + 1
-        plan, inventory = self._plan()
+        plan, inventory = self._plan(others)
         count = group_planning.ranks(plan)
         with contextlib.ExitStack() as stack:
             meeting = None
             if plan.strategy == "horovod":
-                meeting = stack.enter_context(contextlib.closing(Rendezvous()))
+                # Workers of other hosts have to come here, too.
+                made = Rendezvous() if self._gang is None else Rendezvous("")
+                meeting = stack.enter_context(contextlib.closing(made))
             workers = start_workers(
-                job, plan, recorder.state, number, inventory, meeting
+                job, plan, recorder.state, number, inventory, meeting, self._gang
             )
             try:
                 recorder.record(
@@ -277,16 +287,22 @@ class _Run:
         if count > 1 and ended.cause is not Cause.FINISHED:
             ended = replace(ended, summary=f"worker {rank}: {ended.summary}")
         if evidence.command and ended.cause is Cause.DEVICE_OOM:
-            recorder.record(_oom_of_command(number, plan, ended))
-        recorder.record(_attempt_ended(number, ended, evidence, rank))
+            recorder.record(oom_of_command(number, plan, ended))
+        recorder.record(attempt_ended(number, ended, evidence, rank))
         return ended
 
-    def _plan(self) -> tuple[Plan, Inventory]:
+    def _plan(self, others: Sequence[Inventory]) -> tuple[Plan, Inventory]:
         """The next plan and its machine, once the memory of a dead worker is back."""
         for device, free in self._free_before.items():
             self._wait_for_memory(device, free)
         inventory = self._look()
-        plan = group_planning.plan_for(self._job.spec, inventory, self._recorder.state)
+        plan = group_planning.plan_for(
+            self._job.spec,
+            inventory,
+            self._recorder.state,
+            others,
+            horovod=horovod_installed(),
+        )
         used = {device.id for device in plan.devices if device.kind != "cpu"}
         for found in inventory.devices:
             if found.id in used and found.free_bytes is not None:
@@ -312,28 +328,7 @@ class _Run:
         decision = policy.decide(
             ended, state, self._limits, stopping=self._stops.requested
         )
-        action, delay_s, micro = "restart", 0.0, None
-        match decision:
-            case Restart():
-                delay_s, micro = decision.delay_s, decision.micro_batch_size
-            case Finish():
-                action = "finish"
-            case Fail():
-                action = "fail"
-            case Stop():
-                action = "stop"
-        self._recorder.record(
-            ev.DecisionMade(
-                at=time.time(),
-                attempt=state.attempt,
-                action=action,
-                cause=ended.cause.budget,
-                reason=decision.reason,
-                micro_batch_size=micro,
-                delay_s=delay_s,
-                levers=decision.levers if isinstance(decision, Restart) else None,
-            )
-        )
+        self._recorder.record(decision_made(state.attempt, ended, decision))
         return decision
 
     def _end(self, decision: Finish | Fail | Stop) -> Outcome:
@@ -363,36 +358,6 @@ def _planned_bytes(state: JobState) -> dict[str, int]:
 
 def _new_seed() -> int:
     return random.SystemRandom().getrandbits(31)
-
-
-def _attempt_ended(
-    attempt: int, ended: Diagnosis, evidence: Evidence, rank: int = 0
-) -> ev.AttemptEnded:
-    return ev.AttemptEnded(
-        at=time.time(),
-        attempt=attempt,
-        cause=ended.cause.value,
-        summary=ended.summary,
-        exit_code=evidence.exit_code,
-        signal=evidence.signal,
-        rank=rank,
-    )
-
-
-def _oom_of_command(attempt: int, plan: Plan, ended: Diagnosis) -> ev.OomOccurred:
-    (device,) = plan.devices
-    return ev.OomOccurred(
-        at=time.time(),
-        attempt=attempt,
-        rank=0,
-        device=device.id,
-        kind="device",
-        phase="unknown",
-        recovery="restart",
-        micro_batch_size=device.micro_batch_size,
-        step=0,
-        message=ended.told,
-    )
 
 
 def _discover(job: Job) -> Inventory:

@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 
 from oomrun import journal
-from oomrun.attempts import Timing
 from oomrun.core import events as ev
 from oomrun.core.state import replay
 from oomrun.rundir import RunDir
+from oomrun.watched import Timing
 
 HERE = Path(__file__).parent
 WORKER = HERE / "killable_worker.py"

@@ -97,7 +97,7 @@ def test_the_example_runs_out_of_memory_for_real_and_recovers(tmp_path: Path) ->
     assert "training with a micro-batch of 256" in job.log(1)
     assert "training with a micro-batch of 128" in job.log(2)
     assert "epoch 2, loss" in job.log(2)
-    assert (tmp_path / "digits.npz").exists()
+    assert (tmp_path / "weights.npz").exists()
     assert jobs.gone(job)
 
 

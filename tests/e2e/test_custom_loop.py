@@ -16,7 +16,7 @@ EXAMPLE = Path(__file__).parents[2] / "configs" / "custom-loop"
 def example(tmp_path: Path, epochs: int, *options: str) -> tuple[jobs.Job, Path, Path]:
     """The example as it is, only shorter, by itself and under oomrun."""
     alone, under = tmp_path / "alone.npz", tmp_path / "under.npz"
-    env = {"DIGITS_FLOATX": "float64"}
+    env = {"FLOATX": "float64"}
     script = EXAMPLE / "train.py"
     jobs.python(
         script, "--epochs", str(epochs), "--output", str(alone), cwd=tmp_path, env=env

@@ -145,8 +145,10 @@ rank = os.environ.get("OOMRUN_RANK", "0")
 class Neighbour(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == 1 and rank == "1":
-            used = tf.config.experimental.get_memory_info("CPU:0")["current"]
-            self.taken = tf.zeros([((30 - 12) * 2**20 - used) // 8], tf.float64)
+            # In small pieces: a large one may be given nearly twice what it asks for.
+            self.taken = []
+            while tf.config.experimental.get_memory_info("CPU:0")["current"] < 18 << 20:
+                self.taken.append(tf.zeros([2**14], tf.float64))
 history = model.fit(
     x, y, batch_size=96, epochs=2, verbose=0, callbacks=[Neighbour()]
 ).history
@@ -159,19 +161,21 @@ def test_each_takes_what_fits_and_goes_on_where_less_does(tmp_path: Path) -> Non
     more = "strategy: horovod\ndevices: {cpu: 2, memory: [600MiB, 30MiB]}\n"
     run = jobs.make(tmp_path, LARGE, more)
     assert run.run() == 0, run.everything()
-    (oom,) = run.events(ev.OomOccurred)
-    assert (oom.rank, oom.device, oom.recovery) == (1, "cpu:1", "in_process")
+    # How many depends on how the pieces lie.
+    ooms = {(o.rank, o.device, o.recovery) for o in run.events(ev.OomOccurred)}
+    assert ooms == {(1, "cpu:1", "in_process")}
     assert len(run.events(ev.AttemptStarted)) == 1
     of: dict[str, list[tuple[int, int]]] = {"cpu:0": [], "cpu:1": []}
     for planned in run.events(ev.SharePlanned):
         of[planned.device].append((planned.share, planned.micro_batch_size))
     ((first, first_pass),) = of["cpu:0"]
-    (second, second_pass), (after, pass_after) = of["cpu:1"]
+    (second, second_pass), *_, (after, pass_after) = of["cpu:1"]
     assert first + second == 96
     assert (first_pass, second_pass) == (first, second)
     assert second < 48 < first
     # Only the device that had less got other passes, and kept its share.
-    assert (after, pass_after) == (second, second // 2)
+    assert after == second
+    assert pass_after <= second // 2
     (plain := tmp_path / "plain").mkdir()
     jobs.python(tmp_path / "train.py", cwd=plain)
     weights = [tmp_path / f"weights-{rank}.npz" for rank in range(2)]

@@ -6,21 +6,17 @@ the next pod. Does not cover: a container, its user, its read-only root.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
-import jobs
 import pytest
 
 from oomrun.cli import main
 from oomrun.stops import STOPPED_EXIT_CODE
+from pods import Pod
 
 GO = """\
 #!/bin/sh
@@ -37,55 +33,6 @@ recovery: {max_restarts: {crash: 0}}
 metrics: {listen: none}
 kubernetes: {image: x, volume: {size: 1GiB}}
 """
-
-
-class Pod:
-    """One container's folders, as the manifest says, below a folder of the test."""
-
-    def __init__(self, folder: Path, objects: list[dict[str, Any]]) -> None:
-        self.root = folder
-        by_kind = {each["kind"]: each for each in objects}
-        self.spec = by_kind["Job"]["spec"]["template"]["spec"]
-        (self.container,) = self.spec["containers"]
-        self.workspace = self.at("/workspace")
-        self.workspace.mkdir(parents=True, exist_ok=True)
-        for mount in self.container["volumeMounts"]:
-            if mount["name"] == "job":
-                self._lay_out(by_kind["ConfigMap"], self.at(mount["mountPath"]))
-
-    def at(self, path: str) -> Path:
-        return self.root / path.lstrip("/")
-
-    def _lay_out(self, config: dict[str, Any], folder: Path) -> None:
-        """Links into a hidden folder, which is how a kubelet does it."""
-        (volume,) = [each for each in self.spec["volumes"] if each["name"] == "job"]
-        for item in volume["configMap"]["items"]:
-            path = folder / "..data" / item["path"]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            key = item["key"]
-            if key in config["data"]:
-                content = config["data"][key].encode()
-            else:
-                content = base64.b64decode(config["binaryData"][key])
-            path.write_bytes(content)
-            path.chmod(item["mode"])
-            top = item["path"].split("/")[0]
-            if not (folder / top).is_symlink():
-                (folder / top).symlink_to(Path("..data") / top)
-
-    def start(self, env: dict[str, str]) -> subprocess.Popen[bytes]:
-        words = [word.replace("$$", "$") for word in self.container["command"]]
-        assert words[0] == "oomrun"
-        words[2] = str(self.at(words[2]))
-        own = {each["name"]: each["value"] for each in self.container["env"]}
-        own["HOME"] = str(self.at(own["HOME"]))
-        return subprocess.Popen(
-            [sys.executable, "-m", *words],
-            cwd=self.at(self.container["workingDir"]),
-            env={**jobs.environment(), **own, **env},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
 
 
 @pytest.fixture

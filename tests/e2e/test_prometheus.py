@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -75,7 +74,8 @@ def port() -> int:
 def prometheus(tmp_path: Path, port: int) -> Iterator[Prometheus]:
     certificates.make(tmp_path)
     (tmp_path / "token").write_text(TOKEN + "\n")
-    server = Prometheus(tmp_path, CONFIG.format(port=port))
+    options = "--enable-feature=exemplar-storage"
+    server = Prometheus(tmp_path, CONFIG.format(port=port), options)
     yield server
     server.close()
 
@@ -83,9 +83,6 @@ def prometheus(tmp_path: Path, port: int) -> Iterator[Prometheus]:
 @pytest.fixture
 def run(tmp_path: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """A real run that runs out of memory; it is ended with the test."""
-    for needed in ("tensorflow", "sklearn"):
-        if importlib.util.find_spec(needed) is None:
-            pytest.skip(f"{needed} is not installed")
     script = ROOT / "configs" / "quickstart" / "train.py"
     (tmp_path / "job.yaml").write_text(JOB.format(script=script, port=port))
     process = subprocess.Popen(
@@ -186,6 +183,11 @@ def test_what_prometheus_knows_is_what_the_journal_says(
     # Every series was there at 0 before: Prometheus can tell that it rose.
     assert prometheus.one("sum(min_over_time(oomrun_oom_events_total[15m]))") == 0
     assert prometheus.one("sum(resets(oomrun_oom_events_total[15m]))") == 0
+    run_id = of_type(events, "run_started")[0]["run_id"]
+    exemplars = prometheus.exemplars("oomrun_oom_events_total", events[0]["at"])
+    assert {one["run_id"] for one in exemplars} == {run_id}
+    told = {str(event["attempt"]) for event in of_type(events, "oom_occurred")}
+    assert {one["attempt"] for one in exemplars} >= told
     changes = of_type(events, "micro_batch_changed")
     adapted = prometheus.one("sum(last_over_time(oomrun_adaptations_total[15m]))")
     restarts = [

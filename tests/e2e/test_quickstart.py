@@ -1,4 +1,4 @@
-"""The main job as a newcomer runs it, with the real command, on real digits."""
+"""The main job as a newcomer runs it, with the real command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_the_quickstart_ends_with_the_weights_of_the_script_alone(
     tmp_path: Path,
 ) -> None:
     alone, under = tmp_path / "alone.npz", tmp_path / "under.npz"
-    env = {"DIGITS_FLOATX": "float64"}
+    env = {"FLOATX": "float64"}
     jobs.python(
         QUICKSTART / "train.py", "--epochs", str(EPOCHS), "--output", str(alone),
         cwd=tmp_path, env=env,

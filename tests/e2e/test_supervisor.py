@@ -10,12 +10,12 @@ import pytest
 from killable import JOB, causes, events, of_this_run
 
 from oomrun import journal
-from oomrun.attempts import Timing
 from oomrun.core import events as ev
 from oomrun.core.errors import SpecError
 from oomrun.core.state import replay
 from oomrun.rundir import RunDir
 from oomrun.supervisor import Outcome
+from oomrun.watched import Timing
 
 # --- how workers end ----------------------------------------------------------------
 

@@ -11,6 +11,7 @@
  *   0.processes 41:1000,42:2000  0.graphics 43:500         0.capability 9.0
  *   0.mig_mode 1                 0.migs 2                  0.mig.0.uuid MIG-...
  *   0.mig.0.instance 1           0.mig.0.compute 0
+ *   0.utilization 87             0.temperature 61          0.power 312000
  *   0.links 4                    0.link.0.bus 00000000:0B:00.0   0.link.0.type 0
  *   process.41 python
  *   fail.<function> <NVML error>      fail.<function>.<device> <NVML error>
@@ -41,6 +42,7 @@ enum {
 
 typedef struct { int gpu, mig; } device_t; /* mig is -1 for a whole GPU */
 typedef struct { unsigned long long total, free, used; } memory_v1_t;
+typedef struct { unsigned gpu, memory; } utilization_t;
 typedef struct {
     unsigned version;
     unsigned long long total, reserved, free, used;
@@ -291,6 +293,30 @@ int nvmlDeviceGetMPSComputeRunningProcesses_v3(device_t *d, unsigned *n,
                                                process_t *to) {
     BEGIN(d);
     return list(d, "mps", n, to);
+}
+
+/* --- what else is watched --- */
+
+int nvmlDeviceGetUtilizationRates(device_t *d, utilization_t *rates) {
+    BEGIN(d);
+    long long busy = number_of(d, "utilization", -1);
+    *rates = (utilization_t){(unsigned)busy, (unsigned)busy};
+    return busy < 0 ? NOT_SUPPORTED : SUCCESS;
+}
+
+int nvmlDeviceGetTemperature(device_t *d, unsigned sensor, unsigned *celsius) {
+    BEGIN(d);
+    long long found = number_of(d, "temperature", -1);
+    if (sensor != 0) return INVALID_ARGUMENT;
+    *celsius = (unsigned)found;
+    return found < 0 ? NOT_SUPPORTED : SUCCESS;
+}
+
+int nvmlDeviceGetPowerUsage(device_t *d, unsigned *milliwatts) {
+    BEGIN(d);
+    long long found = number_of(d, "power", -1);
+    *milliwatts = (unsigned)found;
+    return found < 0 ? NOT_SUPPORTED : SUCCESS;
 }
 
 /* --- MIG --- */

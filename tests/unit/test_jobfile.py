@@ -790,16 +790,6 @@ def test_command_goes_without_args() -> None:
             "3:19: checkpoint.dir",
             "a checkpoint folder at gs://",
         ),
-        (
-            "kubernetes: {image: x, gpus: 2}",
-            "3:30: kubernetes.gpus",
-            "training on more than one GPU",
-        ),
-        (
-            "kubernetes: {image: x, workers: 2}",
-            "3:33: kubernetes.workers",
-            "training in more than one pod",
-        ),
     ],
 )
 def test_later_features_are_refused_by_name(text: str, place: str, what: str) -> None:
@@ -882,7 +872,9 @@ kubernetes: {image: registry/train:1, gpus: 4}
 """
     )
     assert len(found) == 3
-    assert all(_REFUSED in problem.message for problem in found)
+    later = [problem for problem in found if _REFUSED in problem.message]
+    # Also: several GPUs in a pod with strategy auto, of which one would be used.
+    assert {p.path for p in found} - {p.path for p in later} == {"kubernetes.gpus"}
 
 
 def test_all_problems_are_reported_together_in_the_order_of_the_file() -> None:

@@ -45,7 +45,8 @@ def test_defaults_are_those_of_the_reference() -> None:
     said = {
         "gpu_resource: nvidia.com/gpu", "gpu_memory: auto", "cpu: 4", "memory: 16GiB",
         "shm: 1GiB", "storage: 10GiB", "user: 10001", "retries: 3", "grace: 2min",
-        "ttl: 1d", "workers: 1", "files: []", "secrets: []", "tolerations: []",
+        "ttl: 1d", "pods: 1", "mode: job", "files: []", "secrets: []",
+        "tolerations: []",
     }  # fmt: skip
     text = "kubernetes:\n  image: x\n" + "".join(f"  {line}\n" for line in said)
     assert section(text) == found
@@ -179,6 +180,21 @@ def test_text_that_may_be_anything_is_quoted() -> None:
             "kubernetes: {image: x, volume: {claim: a, access: ReadWriteMany}}",
             "claim and access exclude each other",
         ),
+        ("kubernetes: {image: x, gpus: 2}", "trains on one GPU"),
+        (
+            "kubernetes: {image: x, pods: 2, volume: {claim: a}}",
+            "with strategy horovod",
+        ),
+        (
+            "strategy: horovod\nkubernetes: {image: x, pods: 2}",
+            "a volume that all of them can write to",
+        ),
+        (
+            "strategy: horovod\nkubernetes: {image: x, pods: 2, volume: {size: 1GiB}}",
+            "several pods cannot all write to a ReadWriteOnce volume",
+        ),
+        ("kubernetes: {image: x, memory_max: 2GiB}", "less than memory (16GiB)"),
+        ("kubernetes: {image: x, mode: statefulset}", "jobset"),
         ("kubernetes: {image: x, shm: 16GiB}", "leaves nothing of it"),
         ("kubernetes: {image: x, memory: 1GiB}", "kubernetes.memory: shm (1GiB)"),
         ("devices: cpu\nkubernetes: {image: x, gpus: 1}", "a GPU would be idle"),

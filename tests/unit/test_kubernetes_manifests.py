@@ -32,12 +32,16 @@ SECTIONS = {
     "claim": "kubernetes: {image: x, volume: {claim: runs}}",
     "cpu": "kubernetes: {image: x, gpus: 0}",
 }
+MODES = ("job", "jobset", "mpijob", "trainjob")
+SHARED = "volume: {size: 1GiB, access: ReadWriteMany}"
+SEVERAL = f"kubernetes: {{image: x, pods: 3, gpus: 2, {SHARED}}}"
 NEED = GpuNeed(least_bytes=3 * 2**30 + 1, whole_bytes=20 * 2**30)
 
 
-def config(path: Path) -> Submission:
+def config(path: Path, mode: str) -> Submission:
     """A job of ours, sent to a cluster."""
-    text = path.read_text() + "kubernetes: {image: x, volume: {size: 1GiB}}\n"
+    section = f"{{image: x, volume: {{size: 1GiB}}, mode: {mode}}}"
+    text = f"{path.read_text()}kubernetes: {section}\n"
     spec = jobfile.load(text, filename=str(path), environment={})
     assert spec.kubernetes is not None
     return Submission(
@@ -47,15 +51,28 @@ def config(path: Path) -> Submission:
 
 def valid(made: list[dict[str, Any]], version: str) -> None:
     for manifest in made:
-        if manifest["kind"] != "PodMonitor":  # not of Kubernetes itself
-            jobs.check_schema(manifest, version)
+        jobs.check_whole(manifest, version)
 
 
+def in_mode(section: str, mode: str) -> str:
+    """The section in another mode, however it is written."""
+    return section.replace("image: x", f"image: x, mode: {mode}").replace(
+        "  image:", f"  mode: {mode}\n  image:"
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("version", jobs.VERSIONS)
-def test_every_job_is_valid_in_every_version(version: str) -> None:
+def test_every_job_is_valid_in_every_version(version: str, mode: str) -> None:
     parts = version.split(".")
-    every = [jobs.submission(section, need=NEED) for section in SECTIONS.values()]
-    every += [config(path) for path in CONFIGS]
+    every = [
+        jobs.submission(in_mode(section, mode), need=NEED)
+        for section in SECTIONS.values()
+    ]
+    several = in_mode(SEVERAL, mode)
+    every += [config(path, mode) for path in CONFIGS]
+    every.append(jobs.submission(several, more="strategy: horovod"))
+    assert {each.section.mode for each in every} == {mode}
     for made in map(manifests, every):
         valid(made, version)
         assert not any(lint(made, (int(parts[0]), int(parts[1]))))

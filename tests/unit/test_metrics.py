@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import scenarios
 from oomrun import metrics
+from oomrun.core import events as ev
 from oomrun.core.state import RESTART_CAUSES, JobState, replay
 from oomrun.core.tally import LOSS_REASONS
 from oomrun.metrics import catalogue
@@ -209,6 +210,34 @@ def test_both_formats_by_accept(served: Served) -> None:
     assert families["oomrun_run_state"].type == "stateset"
     assert families["oomrun_device_memory_limit_bytes"].unit == "bytes"
     assert "_created" not in text
+
+
+def test_what_is_counted_leads_to_its_attempt_and_step(served: Served) -> None:
+    served.state = state = replay(scenarios.whole())
+    accept = "application/openmetrics-text;version=1.0.0"
+    found = parse_openmetrics(served.get(accept=accept)[2])  # type: ignore[no-untyped-call]
+    traced = {
+        (family.name, sample.labels.get("phase") or sample.labels.get("reason")): (
+            sample.exemplar.labels,
+            sample.exemplar.timestamp,
+        )
+        for family in found
+        for sample in family.samples
+        if sample.exemplar
+    }
+    ooms = [e for e in scenarios.whole() if isinstance(e, ev.OomOccurred)]
+    assert {e.phase for e in ooms} == {
+        phase for name, phase in traced if name == "oomrun_oom_events"
+    }
+    for event in ooms:
+        labels, at = traced["oomrun_oom_events", event.phase]
+        assert labels["run_id"] == state.run_id
+        assert (labels["attempt"], labels["step"]) == (
+            str(event.attempt), str(event.step),
+        )  # fmt: skip
+        assert float(at) == event.at
+    assert traced["oomrun_restarts", "oom"][0]["attempt"] == "1"
+    assert "# {" not in served.get()[2]  # the older format has no place for them
 
 
 def test_health_and_readiness(served: Served) -> None:

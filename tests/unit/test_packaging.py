@@ -32,7 +32,7 @@ LONGEST = 400
 PUBLIC = {
     "oomrun": ["Loop", "__version__"],
     "oomrun.cli": ["COMMANDS", "Command", "build_parser", "main"],
-    "oomrun.metrics": ["Exporter", "ExporterError", "start"],
+    "oomrun.metrics": ["Exporter", "ExporterError", "serve", "start"],
     "oomrun.devices": [
         "DISCOVERY_TIMEOUT_S",
         "READING_TIMEOUT_S",
@@ -106,6 +106,7 @@ def test_the_wheel_has_the_command_and_the_strategies(installed: Path) -> None:
         "oomrun = oomrun.cli:main",
         "[oomrun.strategies]",
         "horovod = oomrun_strategies.horovod:HorovodStrategy",
+        "mirrored = oomrun_strategies.mirrored:MirroredStrategy",
         "single = oomrun_strategies.single:SingleStrategy",
     ]
     assert list(installed.glob("*.dist-info/licenses/LICENSE"))

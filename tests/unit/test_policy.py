@@ -90,6 +90,26 @@ def test_an_optimizer_that_had_room_before_gets_a_new_process() -> None:
     assert isinstance(decide(ended(Cause.DEVICE_OOM), spent, LIMITS), Fail)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_sample_that_no_longer_fits_gets_a_new_process(rank: int) -> None:
+    oom = ev.OomOccurred(
+        at=1.0, attempt=1, rank=rank, device="cpu:0", kind="device", phase="gradients",
+        recovery="restart", micro_batch_size=1, step=12, message="",
+    )  # fmt: skip
+    moved = state(
+        global_batch_size=256, micro_batch_failed=1, last_oom=oom, used={"oom": 5},
+        step=12, step_at_attempt_start=9,
+    )  # fmt: skip
+    decision = decide(ended(Cause.DEVICE_OOM), moved, LIMITS)
+    assert isinstance(decision, Restart)
+    assert decision.micro_batch_size == (1 if rank == 0 else None)
+    assert "in a new process" in decision.reason
+    stuck = replace(moved, step_at_attempt_start=12)
+    decision = decide(ended(Cause.DEVICE_OOM), stuck, LIMITS)
+    assert isinstance(decision, Fail)
+    assert decision.exit_code == 3
+
+
 def test_a_size_that_ran_is_not_halved_past() -> None:
     before = state(global_batch_size=256, micro_batch_failed=256, measured={200: 9})
     decision = decide(ended(Cause.DEVICE_OOM), before, LIMITS)

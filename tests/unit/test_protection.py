@@ -215,7 +215,7 @@ def test_the_job_file_says_where_secrets_are() -> None:
     text = job(
         "tls: {certificate: a.pem, key: a.key, client_ca: c.pem}, "
         "basic_auth: {user: me, password: {env: OOMRUN_SECRET}}, "
-        "textfile: x.prom, pushgateway: 'http://g:9091'"
+        "textfile: x.prom, pushgateway: 'http://g:9091', port_taken: error"
     )
     found = jobfile.load(text, filename="job.yaml", environment={}).metrics
     assert found == MetricsSpec(
@@ -223,6 +223,7 @@ def test_the_job_file_says_where_secrets_are() -> None:
         basic_auth=BasicAuth(user="me", password=Secret(variable="OOMRUN_SECRET")),
         textfile="x.prom",
         pushgateway="http://g:9091",
+        port_taken="error",
     )
     found = jobfile.load(job("token: {file: t}"), filename="j", environment={}).metrics
     assert found.token == Secret(file="t")
@@ -231,6 +232,7 @@ def test_the_job_file_says_where_secrets_are() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("port_taken: maybe", "expected next or error"),
         ("token: {}", "expected one of the keys file and env, got none"),
         ("token: {file: a, env: B}", "expected one of the keys file and env, got 2"),
         ("token: secret", "expected a mapping such as {file: PATH}"),
@@ -349,3 +351,26 @@ def test_no_run_starts_without_its_secrets(
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (4, f"oomrun: metrics.{said}\n")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("port_taken", ["next", "error"])
+def test_what_a_taken_port_means_is_the_job_file_s_to_say(
+    port_taken: str, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        (tmp_path / "job.yaml").write_text(
+            "name: x\ncommand: [sh, -c, exit]\ndevices: cpu\n"
+            f'metrics: {{listen: "127.0.0.1:{port}", port_taken: {port_taken}}}\n'
+        )
+        done = subprocess.run(
+            [sys.executable, "-m", "oomrun", "job.yaml"],
+            cwd=tmp_path, text=True, capture_output=True,
+        )  # fmt: skip
+    if port_taken == "error":
+        assert done.returncode == 4
+        assert done.stderr.startswith("oomrun: metrics cannot be served at 127.0.0.1:")
+        assert not (tmp_path / "runs").exists()
+    else:
+        assert done.returncode == 0
+        assert f"oomrun: port {port} is taken; metrics are at http:" in done.stderr

@@ -169,3 +169,23 @@ def test_what_a_leak_took_is_no_step_s_need() -> None:
     state = replay(ran_out)
     assert (state.measured, state.micro_batch_failed) == ({64: 30}, None)
     assert replay([*ran_out, attempt(2)]).last_leak is None
+
+
+def test_growing_back_forgets_what_failed() -> None:
+    change = ev.MicroBatchChanged(
+        at=5.0, attempt=1, old=64, new=32, phase="gradients", reason="less"
+    )
+    shrunk = replay([started(), attempt(), progress(), oom(), change])
+    assert (shrunk.micro_batch_failed, shrunk.micro_batch_limit) == (64, 32)
+    back = replay(
+        [
+            started(),
+            attempt(),
+            progress(),
+            oom(),
+            change,
+            replace(change, old=32, new=64),
+        ]
+    )
+    assert (back.micro_batch_failed, back.micro_batch_limit) == (None, 64)
+    assert back.in_process_recoveries == shrunk.in_process_recoveries == 1

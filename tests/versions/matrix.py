@@ -119,7 +119,7 @@ def _install(python: str, folder: Path, requirements: Sequence[str]) -> None:
         subprocess.run([python, "-m", "venv", str(folder)], check=True)
         pip = [_bin(folder, "python"), "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, "--upgrade", "pip"], check=True)
-        subprocess.run([*pip, *requirements, f"{ROOT}[demo]"], check=True)
+        subprocess.run([*pip, *requirements, f"{ROOT}[tensorflow]"], check=True)
         stamp.write_text(wanted)
     else:  # oomrun itself may have changed
         pip = [_bin(folder, "python"), "-m", "pip", "install", "--quiet", "--no-deps"]

@@ -126,7 +126,7 @@ CHECKS: dict[str, Callable[[Path], None]] = {
 
 
 def _quickstart(folder: Path, setting: str) -> dict[str, Any]:
-    os.environ["DIGITS_FLOATX"] = "float64"
+    os.environ["FLOATX"] = "float64"
     options = ("--epochs", "1", "--output")
     _plain(QUICKSTART / "train.py", folder, *options, "plain.npz")
     arguments = f"args=[{', '.join(options)}, limited.npz]"

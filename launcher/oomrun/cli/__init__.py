@@ -79,6 +79,10 @@ COMMANDS = {
         "Machine", "oomrun.cli.devices_command", "",
         "show the devices and their memory, and the host's",
     ),
+    "monitor": Command(
+        "Machine", "oomrun.cli.monitor_command", "",
+        "serve the metrics of all runs of this machine, and of its devices",
+    ),
     "monitoring": Command(
         "Machine", "oomrun.cli.monitoring_command", "export",
         "print or write Grafana dashboards and alert rules",

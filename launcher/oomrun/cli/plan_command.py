@@ -183,7 +183,7 @@ def _shown(
 ) -> Shown:
     """The plan, with all that is known of it."""
     from oomrun.core import group_planning, measured_plan
-    from oomrun.environment import overruled
+    from oomrun.environment import horovod_installed, overruled
 
     notes: tuple[str, ...] = ()
     if measured is not None:
@@ -207,7 +207,9 @@ def _shown(
     elif measured is not None and measured.planned is not None:
         made = measured_plan.measured_plan(spec, inventory, known, measured.planned)
     else:
-        made = group_planning.plan_for(spec, inventory, state)
+        made = group_planning.plan_for(
+            spec, inventory, state, horovod=horovod_installed()
+        )
     return Shown(
         plan=replace(made, notes=(*made.notes, *notes)),
         source=source,

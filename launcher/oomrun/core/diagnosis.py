@@ -37,6 +37,7 @@ class Evidence:
         command: the program is not ours and reports nothing: its exit is its report.
         device: what it was given; with a CPU, host memory is the device's memory.
         repeated: its output is that of the attempt before, to the last byte.
+        lost: the place where it was, which is gone.
     """
 
     exit_code: int | None = None
@@ -52,6 +53,7 @@ class Evidence:
     command: bool = False
     device: str = ""
     repeated: bool = False
+    lost: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,11 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         return _of_command(evidence)
     if evidence.script is not None:
         return _from_report(evidence.script, evidence)
+    if evidence.lost:
+        return Diagnosis(
+            cause=Cause.PREEMPTION if evidence.stop_requested else Cause.KILLED,
+            summary=f"the worker is gone with {evidence.lost}",
+        )
     if evidence.timed_out:
         return Diagnosis(
             cause=Cause.HANG,

@@ -17,6 +17,8 @@ JOB_FILE = "job.yaml"
 
 _GIB = 2**30
 
+#: What a job is on the cluster: the Job of Kubernetes itself, or an operator's kind.
+Mode = Literal["job", "jobset", "mpijob", "trainjob"]
 AccessMode = Literal["ReadWriteOnce", "ReadWriteMany", "ReadWriteOncePod"]
 
 
@@ -51,9 +53,12 @@ class KubernetesSpec:
 
     Attributes:
         namespace: None for the one that the client is set to.
+        mode: what the job is there.
+        pods: how many; each has the job's ``devices``.
         gpus: for each pod.
         gpu_resource: what the cluster calls a GPU or a MIG device.
         gpu_memory: bytes that a GPU must have at least; "auto": by what was measured.
+        memory_max_bytes: what ``submit --watch`` may raise ``memory_bytes`` to.
         volume: what the run is kept on; None: with the pod it is gone.
         mounts: path and claim of further volumes, to read from.
         secrets: Secrets whose keys become environment variables.
@@ -63,11 +68,14 @@ class KubernetesSpec:
 
     image: str
     namespace: str | None = None
+    mode: Mode = "job"
+    pods: int = 1
     gpus: int = 1
     gpu_resource: str = GPU_RESOURCE
     gpu_memory: int | Literal["auto", "any"] = "auto"
     cpu_millicores: int = 4000
     memory_bytes: int = 16 * _GIB
+    memory_max_bytes: int | None = None
     storage_bytes: int = 10 * _GIB
     shm_bytes: int = _GIB
     volume: Claim | NewClaim | None = None

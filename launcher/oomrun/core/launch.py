@@ -73,6 +73,7 @@ class Launch:
         micro_batch_max: the user's own upper bound, None without one.
         micro_batch_fixed: the user's own micro-batch, never changed.
         batch_norm: micro_batch, freeze or refuse.
+        shares: auto or by_memory.
         probe: whether micro-batches may be tried before the first step.
         measure: leave before the first step, once the memory it needs is known.
         environment: what the device and the settings add to a model's key
@@ -102,6 +103,7 @@ class Launch:
     global_batch_size: int | None
     last_step: int
     batch_norm: str = "micro_batch"
+    shares: str = "auto"
     probe: bool = False
     measure: bool = False
     measured: Mapping[int, int] = field(default_factory=dict)

@@ -261,7 +261,7 @@ def _advice(
 
 def _smaller(followed: Sequence[ev.Event]) -> int | None:
     for event in reversed(followed):
-        if isinstance(event, ev.MicroBatchChanged):
+        if isinstance(event, ev.MicroBatchChanged) and event.new < event.old:
             return event.new
         if isinstance(event, ev.DecisionMade) and event.micro_batch_size:
             return event.micro_batch_size

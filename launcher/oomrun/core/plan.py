@@ -26,7 +26,8 @@ class DevicePlan:
         kind: cpu, gpu or mig.
         limit_bytes: bytes that TensorFlow may use on it; None: no limit is set.
         budget_bytes: the limit less the headroom: what we plan to use.
-        rank: the worker that has it.
+        rank: its place among the devices; with a worker for each, that worker's.
+        host: where it is: 0 is the supervisor's own, others are members of its gang.
         share: samples of each global batch; None until the script told its batch size.
         micro_batch_size: samples a pass; None until known ("the whole share").
         predicted_peak_bytes: the most likely peak; None until something ran.
@@ -38,6 +39,7 @@ class DevicePlan:
     limit_bytes: int | None
     budget_bytes: int | None
     rank: int = 0
+    host: int = 0
     share: int | None = None
     micro_batch_size: int | None = None
     predicted_peak_bytes: int | None = None
@@ -82,6 +84,7 @@ def _device_json(device: DevicePlan) -> dict[str, Any]:
         "id": device.id,
         "kind": device.kind,
         "rank": device.rank,
+        "host": device.host,
         "limit_bytes": device.limit_bytes,
         "budget_bytes": device.budget_bytes,
         "share": device.share,

@@ -3,7 +3,7 @@
 Covers: ``make_plan``: device, limit, budget, micro-batch, predicted peak, each with its
 reason. Does not cover: what follows a failure (``policy.py``), or reading the machine.
 
-This version trains on one device (strategy ``single``).
+Of one device (strategy ``single``); of several, see ``group_planning.py``.
 """
 
 from __future__ import annotations
@@ -125,21 +125,17 @@ def known_to_fail(state: JobState, limit_bytes: int | None) -> int | None:
 
 def _choose(spec: JobSpec, inventory: Inventory) -> tuple[Device, int, int, str]:
     """The device, its index among those wanted, how many they are, and why this one."""
-    if spec.strategy not in ("auto", "single"):
-        raise InfeasiblePlanError(
-            f"strategy {spec.strategy} is not in this version", nearest="single"
-        )
     try:
         wanted = topology.select(inventory, wanted_devices(spec))
     except topology.SelectionError as error:
         raise InfeasiblePlanError(f"devices: {error}") from None
     best = max(wanted, key=lambda device: device.free_bytes or 0)
+    asked = "the job file asks for it" if spec.strategy == "single" else "auto"
     if len(wanted) == 1:
-        asked = "the job file asks for it" if spec.strategy == "single" else "auto"
         return best, 0, 1, f"{asked}: there is one device to train on, {best.id}"
     reason = (
-        f"this version trains on one device; of the {len(wanted)} that the job may "
-        f"use, {best.id} has most memory free"
+        f"{asked}: of the {len(wanted)} devices that the job may use, {best.id} has "
+        "most memory free"
     )
     return best, wanted.index(best), len(wanted), reason
 
@@ -348,6 +344,8 @@ def _largest_that_fits(wanted: int, known: _Known, device: Device) -> int:
         InfeasiblePlanError: not even one sample at a time ran.
     """
     size = wanted
+    if known.failed == known.ceiling == 1:
+        return 1  # that was in a process that had come to hold other things as well
     if known.failed is not None and size >= known.failed:
         ran = max((n for n in known.measured if n < known.failed), default=0)
         size = batch.smaller_micro_batch(size, known.failed, ran)

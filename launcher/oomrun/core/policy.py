@@ -213,6 +213,12 @@ def _by_micro_batch(diagnosis: Diagnosis, state: JobState, limits: Limits) -> De
     smaller = batch.smaller_micro_batch(share, failed, ran)
     if smaller and limits.command:
         smaller = command.divisor(share, smaller)
+    if smaller == 0 and _moved(state):
+        return Restart(
+            reason=f"{diagnosis.summary}. More fitted before in this attempt, so the "
+            "process has come to hold other things: again, in a new process",
+            micro_batch_size=1 if first else None,
+        )
     if smaller == 0:
         return Fail(
             reason=f"{diagnosis.summary}: even one sample at a time does not fit",

@@ -90,11 +90,12 @@ class AtMost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec:
-    """The global batch size (None: what the script says) and the micro-batch."""
+    """The global batch size (None: what the script says), and how it is cut up."""
 
     global_size: int | None = None
     micro: Auto | int | AtMost = AUTO
     batch_norm: BatchNorm = "micro_batch"
+    shares: Literal["auto", "by_memory"] = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,12 +205,14 @@ class MetricsSpec:
 
     Attributes:
         listen: no endpoint if it is None.
+        port_taken: ``next`` takes the next free port, ``error`` ends oomrun.
         token, basic_auth: at most one of them; who may scrape, everyone without.
         textfile: for node_exporter.
         pushgateway: URL, told once at the end.
     """
 
     listen: Listen | None = Listen(host="127.0.0.1", port=9464)
+    port_taken: Literal["next", "error"] = "next"
     tls: Tls | None = None
     token: Secret | None = None
     basic_auth: BasicAuth | None = None

@@ -14,7 +14,7 @@ from typing import Any
 
 from oomrun.core import events as ev
 from oomrun.core import memory, state_memory
-from oomrun.core.tally import Tally
+from oomrun.core.tally import Tally, Traced
 
 __all__ = ["RESTART_CAUSES", "Checkpoint", "JobState", "replay"]
 
@@ -66,6 +66,8 @@ class JobState:
         lever_attempt: the first attempt with the last of them.
         ran_before_lever: the largest micro-batch that had run when it was pulled.
         failed_before_lever: the smallest that had not.
+        traces: the last event that each of ``ooms`` and ``restarts`` grew by, under
+            the same keys.
         tally: sums that only those who watch need.
     """
 
@@ -129,6 +131,7 @@ class JobState:
     lever_attempt: int = 0
     ran_before_lever: int = 0
     failed_before_lever: int | None = None
+    traces: Mapping[object, Traced] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
 
     @property
@@ -353,13 +356,17 @@ def _noted(state: JobState, event: ev.Noted) -> JobState:
 
 def _decided(state: JobState, event: ev.DecisionMade) -> JobState:
     restarts, used = dict(state.restarts), dict(state.budget_used)
+    traces = state.traces
     if event.action == "restart" and event.cause in restarts:
         restarts[event.cause] += 1
         used[event.cause] += 1
+        trace = Traced(attempt=event.attempt, step=state.step, at=event.at)
+        traces = {**traces, event.cause: trace}
     if event.levers is not None and event.levers != state.levers:
         state = state_memory.levers_changed(state, event)
     return replace(
         state,
+        traces=traces,
         restarts=restarts,
         budget_used=used,
         last_decision=event.reason,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from oomrun.core import events as ev
 from oomrun.core import memory
+from oomrun.core.tally import Traced
 
 if TYPE_CHECKING:
     from oomrun.core.state import JobState
@@ -71,15 +72,18 @@ def peaks(state: JobState, memory: tuple[ev.DeviceMemory, ...]) -> Mapping[str, 
 
 
 def micro_batch_changed(state: JobState, event: ev.MicroBatchChanged) -> JobState:
+    grown = event.new > event.old
     state = replace(
         state,
-        in_process_recoveries=state.in_process_recoveries + 1,
+        in_process_recoveries=state.in_process_recoveries + (not grown),
         last_decision=event.reason,
     )
     if event.phase != "gradients":
         return state
     return replace(
         state,
+        # Something else had taken the memory of what it has grown back to.
+        micro_batch_failed=None if grown else state.micro_batch_failed,
         state="training",
         micro_batch_size=event.new,
         micro_batch_limit=event.new,
@@ -105,6 +109,10 @@ def out_of_memory(state: JobState, event: ev.OomOccurred) -> JobState:
         in_process_recoveries=state.in_process_recoveries
         + (event.rank > 0 and event.recovery == "in_process"),
         ooms={**state.ooms, key: state.ooms.get(key, 0) + 1},
+        traces={
+            **state.traces,
+            key: Traced(attempt=event.attempt, step=event.step, at=event.at),
+        },
         oom_attempt=event.attempt,
         micro_batch_failed=failed,
         failed_by_rank=by_rank,

@@ -1,4 +1,4 @@
-"""What a strategy is: how one job's script is laid over the devices of a plan.
+"""What a strategy is, how a job's script is laid over devices, and which to take.
 
 Strategies are found by name in the entry-point group ``oomrun.strategies``, so that
 other packages can add theirs; the ones that come along are in ``oomrun_strategies``.
@@ -8,9 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, Protocol
 
-__all__ = ["ENTRY_POINTS", "Group", "Strategy"]
+from oomrun.core import topology
+from oomrun.core.errors import InfeasiblePlanError
+from oomrun.core.topology import Device, NvLink
+
+__all__ = ["ENTRY_POINTS", "Choice", "Group", "Situation", "Strategy", "choose"]
 
 #: The entry-point group; an entry's name is the word in the job file.
 ENTRY_POINTS = "oomrun.strategies"
@@ -50,3 +56,138 @@ class Strategy(Protocol):
 
         Called once, when TensorFlow's devices are set up.
         """
+
+
+# --- which one ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What a strategy is chosen for.
+
+    Attributes:
+        devices: all that the job may train on, over all hosts.
+        nvlinks: which of them NVLink joins.
+        hosts: how many they are on.
+        horovod: whether Horovod is installed.
+        command: the program is not ours to lay over devices.
+        own_limits: each CPU device has a memory limit.
+    """
+
+    devices: Sequence[Device]
+    nvlinks: Sequence[NvLink] = ()
+    hosts: int = 1
+    horovod: bool = False
+    command: bool = False
+    own_limits: bool = False
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the devices are the CPU, once or several times."""
+        return all(device.kind == "cpu" for device in self.devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A strategy, and why, in one sentence."""
+
+    strategy: str
+    reason: str
+
+
+_NO_HOROVOD = "Horovod is not installed (tools/build_horovod.py of oomrun builds it)"
+
+
+def choose(asked: str, given: Situation) -> Choice:
+    """The strategy to plan with.
+
+    Args:
+        asked: the job file's ``strategy``.
+        given: what it is chosen for.
+
+    Raises:
+        InfeasiblePlanError: the strategy that the job file asks for cannot do it, or
+            none can.
+    """
+    if asked != "auto":
+        wrong, nearest = _cannot(asked, given)
+        if wrong:
+            raise InfeasiblePlanError(wrong, nearest=nearest)
+        return Choice(asked, _asked_for(asked, given))
+    return _auto(given)
+
+
+def _cannot(asked: str, given: Situation) -> tuple[str, str]:
+    """Why a strategy cannot be had, and what to write instead; empty where it can."""
+    if asked == "multi_worker_mirrored":
+        nearest = "strategy: horovod" if given.hosts > 1 else "strategy: mirrored"
+        return f"strategy {asked} is not in this version", nearest
+    if given.command and asked != "single":
+        wrong = (
+            f"a command starts its own workers: strategy {asked} is for a script or a "
+            "module"
+        )
+        return wrong, "strategy: single"
+    if asked == "mirrored" and given.hosts > 1:
+        wrong = f"strategy mirrored is for devices of one host, not of {given.hosts}"
+        return wrong, "strategy: horovod"
+    if asked == "mirrored" and not topology.fits_one_process(given.devices):
+        wrong = "CUDA shows a process one MIG device only, and strategy mirrored is one"
+        return wrong, "strategy: horovod"
+    return "", ""
+
+
+def _asked_for(asked: str, given: Situation) -> str:
+    count = len(given.devices)
+    what = {
+        "single": "one device",
+        "mirrored": f"{_devices(count)} in one process",
+        "horovod": f"{_devices(count)}, one worker each",
+    }[asked]
+    return f"the job file asks for it: {what}"
+
+
+def _auto(given: Situation) -> Choice:
+    count = len(given.devices)
+    if count == 1:
+        only = given.devices[0].id
+        return Choice("single", f"auto: there is one device to train on, {only}")
+    if given.command:
+        return Choice("single", "auto: a command starts its own workers")
+    apart = ""
+    if given.hosts > 1:
+        apart = f"the devices are on {given.hosts} hosts"
+    elif not topology.fits_one_process(given.devices):
+        apart = "CUDA shows a process one MIG device only"
+    if apart and not given.horovod:
+        raise InfeasiblePlanError(
+            f"{apart}, which takes a worker for each, but {_NO_HOROVOD}",
+            nearest="devices: with one of them",
+        )
+    if apart:
+        return Choice("horovod", f"auto: {apart}, so each device has its own worker")
+    if given.on_cpu and given.own_limits and given.horovod:
+        return Choice(
+            "horovod",
+            f"auto: {_devices(count)} with a limit each, which TensorFlow keeps to "
+            "where each has its own worker",
+        )
+    return Choice("mirrored", f"auto: {_devices(count)} {_joined(given)}")
+
+
+def _joined(given: Situation) -> str:
+    if given.on_cpu:
+        return "in one process"
+    if _all_linked(given):
+        return "of one host, joined by NVLink"
+    return "of one host, in one process (not all joined by NVLink)"
+
+
+def _all_linked(given: Situation) -> bool:
+    linked = {frozenset((link.first, link.second)) for link in given.nvlinks}
+    pairs = combinations((device.id for device in given.devices), 2)
+    return all(frozenset(pair) in linked for pair in pairs)
+
+
+def _devices(count: int) -> str:
+    return f"{count} device{'s' if count != 1 else ''}"

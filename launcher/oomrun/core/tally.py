@@ -21,7 +21,9 @@ from oomrun.core.histogram import (
     Histogram,
 )
 
-__all__ = ["ADAPTATIONS", "IN_PROCESS", "LOSS_REASONS", "RECOVERY_REASONS", "Tally"]
+__all__ = [
+    "ADAPTATIONS", "IN_PROCESS", "LOSS_REASONS", "RECOVERY_REASONS", "Tally", "Traced",
+]  # fmt: skip
 
 #: Why steps are lost: what made the restart necessary, or that a new supervisor took
 #: over.
@@ -45,6 +47,15 @@ _NO_CHECKPOINTS = Histogram.empty(CHECKPOINT_BOUNDS_S)
 _NO_RECOVERIES: Mapping[str, Histogram] = MappingProxyType(
     {reason: Histogram.empty(RECOVERY_BOUNDS_S) for reason in RECOVERY_REASONS}
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """Where in a run something happened, for those who see only that it was counted."""
+
+    attempt: int
+    step: int
+    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

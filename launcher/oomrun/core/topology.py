@@ -10,8 +10,8 @@ All sizes are bytes. ``None`` means "not known", never "zero".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 DeviceKind = Literal["cpu", "gpu", "mig"]
@@ -175,6 +175,24 @@ def to_json(inventory: Inventory) -> dict[str, Any]:
     document["host"]["limit_bytes"] = inventory.host.limit_bytes
     document["host"]["free_bytes"] = inventory.host.free_bytes
     return document
+
+
+def from_json(document: Mapping[str, Any]) -> Inventory:
+    """Reads back what a plan is made of: devices and host, without who uses them.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is no inventory.
+    """
+    known = {field.name for field in fields(Device)} - {"processes"}
+    devices = []
+    for each in document["devices"]:
+        told = {key: value for key, value in each.items() if key in known}
+        if told.get("compute_capability") is not None:
+            told["compute_capability"] = tuple(told["compute_capability"])
+        devices.append(Device(**told))
+    names = {field.name for field in fields(Host)}
+    host = {key: value for key, value in document["host"].items() if key in names}
+    return Inventory(devices=tuple(devices), host=Host(**host))
 
 
 def _plain(value: Any) -> Any:

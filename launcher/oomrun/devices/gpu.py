@@ -61,7 +61,7 @@ def memory_of(uuid: str) -> Memory:
         Exception: Whatever pynvml raises for this device; ``nvml.words`` explains it.
     """
     with nvml.session() as pynvml:
-        return _memory(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        return memory_by_handle(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
 
 
 def _read(own_pids: frozenset[int]) -> Reading:
@@ -123,7 +123,7 @@ def _device(
     except Exception as error:
         uuid, problem = None, f"it does not tell its UUID: {nvml.words(error)}"
     try:
-        memory = _memory(pynvml, handle)
+        memory = memory_by_handle(pynvml, handle)
     except Exception as error:
         problem = f"its memory cannot be read: {nvml.words(error)}"
     processes = _processes(pynvml, handle)
@@ -154,7 +154,7 @@ def _device(
     )
 
 
-def _memory(pynvml: Any, handle: Any) -> Memory:
+def memory_by_handle(pynvml: Any, handle: Any) -> Memory:
     """The memory, by the call that tells reserved from used where the driver has it."""
     try:
         new = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
@@ -232,7 +232,7 @@ def _mig_devices(
     if not gpu.mig_enabled:
         return found, gpu.problem
     unread = ""
-    for slot in range(_mig_slots(pynvml, handle)):
+    for slot in range(mig_slots(pynvml, handle)):
         try:
             mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
         except Exception as error:
@@ -258,7 +258,7 @@ def _mig_devices(
     return found, _IN_MIG_MODE + unread
 
 
-def _mig_slots(pynvml: Any, handle: Any) -> int:
+def mig_slots(pynvml: Any, handle: Any) -> int:
     """How many MIG devices a GPU may have; where the driver does not tell, the most."""
     slots = ask(pynvml, "DeviceGetMaxMigDeviceCount", handle)
     return _MAX_MIG_DEVICES if slots is None else int(slots)

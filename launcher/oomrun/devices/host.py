@@ -25,6 +25,7 @@ class _Files:
 
     limit: str
     used: str
+    peak: str
     inactive: str  # the key in memory.stat: page cache that may be dropped
     events: str
 
@@ -32,12 +33,14 @@ class _Files:
 _V1 = _Files(
     limit="memory.limit_in_bytes",
     used="memory.usage_in_bytes",
+    peak="memory.max_usage_in_bytes",
     inactive="total_inactive_file",
     events="memory.oom_control",
 )
 _V2 = _Files(
     limit="memory.max",
     used="memory.current",
+    peak="memory.peak",
     inactive="inactive_file",
     events="memory.events",
 )
@@ -109,6 +112,29 @@ def cpu_memory(host: Host) -> Memory:
 def oom_kill_count(root: Path = Path("/")) -> int | None:
     """How many processes of this cgroup the kernel has killed for memory so far."""
     return _oom_kills(_cgroup(root))
+
+
+def peak_bytes(root: Path = Path("/")) -> int | None:
+    """The most that this cgroup has ever used; kernels before 5.19 do not tell."""
+    cgroup = _cgroup(root)
+    return None if cgroup is None else _number(cgroup.groups[0] / cgroup.files.peak)
+
+
+def pressure_s(root: Path = Path("/")) -> dict[str, float]:
+    """How long some, and all, processes waited for memory so far: cgroup or machine.
+
+    Empty where the kernel does not count it.
+    """
+    cgroup = _cgroup(root)
+    own = cgroup.groups[0] / "memory.pressure" if cgroup is not None else None
+    text = (own and _text(own)) or _text(root / "proc/pressure/memory")
+    found = {}
+    for line in text.splitlines():
+        kind, _, rest = line.partition(" ")
+        total = rest.rpartition("total=")[2]
+        if kind in ("some", "full") and total.isdigit():
+            found[kind] = int(total) / 1e6
+    return found
 
 
 # --- cgroups ------------------------------------------------------------------------

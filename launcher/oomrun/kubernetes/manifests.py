@@ -7,23 +7,15 @@ YAML (``writing``), what is wrong with them (``lint``).
 from __future__ import annotations
 
 import base64
-from typing import Any
 
-from oomrun.core.errors import InfeasiblePlanError, JobFailedError, SpecError
 from oomrun.core.kubernetes_spec import NewClaim
 from oomrun.kubernetes import pod
+from oomrun.kubernetes.modes import main_objects
+from oomrun.kubernetes.objects import Manifest, made
 from oomrun.kubernetes.quantities import binary
-from oomrun.kubernetes.submission import CONTAINER, Submission
-from oomrun.stops import STOPPED_EXIT_CODE
+from oomrun.kubernetes.submission import MEETING_PORT, Submission
 
-__all__ = ["Manifest", "job_manifest", "manifests"]
-
-Manifest = dict[str, Any]
-
-# oomrun has tried what could be tried already: another pod would end alike.
-_FINAL = sorted(
-    {JobFailedError.exit_code, SpecError.exit_code, InfeasiblePlanError.exit_code}
-)
+__all__ = ["Manifest", "manifests"]
 
 
 def manifests(submission: Submission) -> list[Manifest]:
@@ -38,71 +30,26 @@ def manifests(submission: Submission) -> list[Manifest]:
     found.append(_network_policy(submission))
     if section.pod_monitor is not None and submission.metrics_port is not None:
         found.append(_pod_monitor(submission, dict(section.pod_monitor)))
-    return [*found, job_manifest(submission)]
-
-
-def job_manifest(submission: Submission) -> Manifest:
-    """The Job: one pod, tried again only where that can help."""
-    section = submission.section
-    made = _object("batch/v1", "Job", submission)
-    if section.queue is not None:
-        made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = section.queue
-    annotations = {**dict(section.annotations), "oomrun/digest": submission.digest}
-    made["metadata"]["annotations"] = annotations
-    spec: Manifest = {
-        "completionMode": "Indexed",
-        "completions": 1,
-        "parallelism": 1,
-        "backoffLimitPerIndex": section.retries,
-        "maxFailedIndexes": 0,
-        # A pod that is still writing its checkpoint must be gone before the next.
-        "podReplacementPolicy": "Failed",
-        "podFailurePolicy": {"rules": _failure_rules()},
-        "ttlSecondsAfterFinished": section.ttl_s,
-        "template": pod.template(submission),
-    }
-    if section.deadline_s is not None:
-        spec["activeDeadlineSeconds"] = section.deadline_s
-    made["spec"] = spec
-    return made
-
-
-def _failure_rules() -> list[Manifest]:
-    def on_exit(action: str, codes: list[int]) -> Manifest:
-        named = {"containerName": CONTAINER, "operator": "In", "values": codes}
-        return {"action": action, "onExitCodes": named}
-
-    disrupted = {"type": "DisruptionTarget", "status": "True"}
-    return [
-        {"action": "Ignore", "onPodConditions": [disrupted]},
-        on_exit("Ignore", [STOPPED_EXIT_CODE]),
-        on_exit("FailJob", _FINAL),
-    ]
-
-
-def _object(api: str, kind: str, submission: Submission, name: str = "") -> Manifest:
-    metadata: Manifest = {"name": name or submission.name}
-    if submission.section.namespace is not None:
-        metadata["namespace"] = submission.section.namespace
-    metadata["labels"] = dict(submission.labels)
-    return {"apiVersion": api, "kind": kind, "metadata": metadata}
+    if section.mode == "job" and section.pods > 1:
+        found.append(_service(submission))
+    return [*found, *main_objects(submission)]
 
 
 def _service_account(submission: Submission) -> Manifest:
-    made = _object("v1", "ServiceAccount", submission)
-    return {**made, "automountServiceAccountToken": False}
+    whole = made("v1", "ServiceAccount", submission)
+    return {**whole, "automountServiceAccountToken": False}
 
 
 def _config_map(submission: Submission) -> Manifest:
-    made = _object("v1", "ConfigMap", submission, submission.config_name)
+    whole = made("v1", "ConfigMap", submission, submission.config_name)
     texts, others = {}, {}
     for key, file in pod.config_keys(submission).items():
         try:
             texts[key] = file.content.decode()
         except UnicodeDecodeError:
             others[key] = base64.b64encode(file.content).decode()
-    made |= {"immutable": True, "data": texts}
-    return {**made, "binaryData": others} if others else made
+    whole |= {"immutable": True, "data": texts}
+    return {**whole, "binaryData": others} if others else whole
 
 
 def _claim(submission: Submission, claim: NewClaim) -> Manifest:
@@ -112,30 +59,49 @@ def _claim(submission: Submission, claim: NewClaim) -> Manifest:
     }
     if claim.storage_class is not None:
         spec["storageClassName"] = claim.storage_class
-    return {**_object("v1", "PersistentVolumeClaim", submission), "spec": spec}
+    return {**made("v1", "PersistentVolumeClaim", submission), "spec": spec}
 
 
 def _network_policy(submission: Submission) -> Manifest:
-    """Nothing comes in but the scrapes."""
+    """Nothing comes in but the scrapes, and the job's own pods."""
     port = submission.metrics_port
-    allowed = [] if port is None else [{"ports": [{"port": port, "protocol": "TCP"}]}]
+    allowed: list[Manifest] = []
+    if port is not None:
+        allowed.append({"ports": [{"port": port, "protocol": "TCP"}]})
+    if submission.section.pods > 1:
+        # Horovod takes whatever ports are free.
+        own = {"podSelector": {"matchLabels": submission.selector}}
+        allowed.append({"from": [own]})
     spec = {
         "podSelector": {"matchLabels": submission.selector},
         "policyTypes": ["Ingress"],
         "ingress": allowed,
     }
-    made = _object("networking.k8s.io/v1", "NetworkPolicy", submission)
-    return {**made, "spec": spec}
+    whole = made("networking.k8s.io/v1", "NetworkPolicy", submission)
+    return {**whole, "spec": spec}
+
+
+def _service(submission: Submission) -> Manifest:
+    """No address of its own: a name for each pod, from before it is ready."""
+    port = {"name": "meeting", "port": MEETING_PORT, "protocol": "TCP"}
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": submission.selector,
+        "ports": [port],
+    }
+    return {**made("v1", "Service", submission), "spec": spec}
 
 
 def _pod_monitor(submission: Submission, labels: dict[str, str]) -> Manifest:
-    made = _object("monitoring.coreos.com/v1", "PodMonitor", submission)
-    made["metadata"]["labels"] = {**labels, **made["metadata"]["labels"]}
+    whole = made("monitoring.coreos.com/v1", "PodMonitor", submission)
+    whole["metadata"]["labels"] = {**labels, **whole["metadata"]["labels"]}
     endpoint = {"port": pod.METRICS, "interval": "15s"}
     if submission.spec.metrics.tls:
         endpoint["scheme"] = "https"
-    made["spec"] = {
-        "selector": {"matchLabels": submission.selector},
+    selected = {**submission.selector, **submission.first_pod}
+    whole["spec"] = {
+        "selector": {"matchLabels": selected},
         "podMetricsEndpoints": [endpoint],
     }
-    return made
+    return whole

@@ -17,7 +17,7 @@ from oomrun.core.kubernetes_spec import (
     Toleration,
 )
 from oomrun.kubernetes.quantities import binary, cores
-from oomrun.kubernetes.submission import CONTAINER, Shipped, Submission
+from oomrun.kubernetes.submission import Shipped, Submission
 
 __all__ = ["METRICS", "config_keys", "literal", "template"]
 
@@ -25,15 +25,28 @@ __all__ = ["METRICS", "config_keys", "literal", "template"]
 METRICS = "metrics"
 
 _MIB = 2**20
+# The variable with the pod's index, and where it is from.
+_MEMBER = "OOMRUN_MEMBER"
+_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 # What oomrun leaves of the grace to the kubelet and to its own end.
 _GRACE_MARGIN_S = 10
 
 
-def template(submission: Submission) -> dict[str, Any]:
-    """The pod template of the Job."""
+def template(
+    submission: Submission, *, member: str = "", index_of: str = _INDEX
+) -> dict[str, Any]:
+    """The pod template.
+
+    Args:
+        submission: the job.
+        member: which of several pods it is, where that is not its index, or what to
+            add the index to.
+        index_of: the field of a pod that tells its index.
+    """
     section = submission.section
     annotations = dict(section.annotations)
-    if submission.metrics_port is not None:
+    # Only one pod has metrics, and annotations are alike in all of them.
+    if submission.metrics_port is not None and section.pods == 1:
         annotations |= {
             "prometheus.io/scrape": "true",
             "prometheus.io/port": str(submission.metrics_port),
@@ -43,7 +56,7 @@ def template(submission: Submission) -> dict[str, Any]:
     metadata: dict[str, Any] = {"labels": dict(submission.labels)}
     if annotations:
         metadata["annotations"] = annotations
-    return {"metadata": metadata, "spec": _spec(submission)}
+    return {"metadata": metadata, "spec": _spec(submission, member, index_of)}
 
 
 def config_keys(submission: Submission) -> dict[str, Shipped]:
@@ -59,7 +72,7 @@ def literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _spec(submission: Submission) -> dict[str, Any]:
+def _spec(submission: Submission, member: str, index_of: str) -> dict[str, Any]:
     section = submission.section
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -76,9 +89,11 @@ def _spec(submission: Submission) -> dict[str, Any]:
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(submission)],
+        "containers": [_container(submission, member, index_of)],
         "volumes": _volumes(submission),
     }
+    if section.pods > 1 and section.mode == "job":
+        spec["subdomain"] = submission.name  # the operators set it themselves
     if section.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in section.pull_secrets]
     if section.priority_class is not None:
@@ -86,14 +101,17 @@ def _spec(submission: Submission) -> dict[str, Any]:
     return {**spec, **_placement(submission)}
 
 
-def _container(submission: Submission) -> dict[str, Any]:
+def _container(submission: Submission, member: str, index_of: str) -> dict[str, Any]:
     section = submission.section
     container: dict[str, Any] = {
-        "name": CONTAINER,
+        "name": submission.container,
         "image": section.image,
-        "command": [literal(word) for word in _command(submission)],
+        "command": [
+            *(literal(word) for word in _command(submission)),
+            *_gang(submission, member),
+        ],
         "workingDir": WORKSPACE,
-        "env": _environment(submission),
+        "env": _environment(submission, member, index_of),
         "resources": _resources(submission),
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -125,13 +143,30 @@ def _command(submission: Submission) -> list[str]:
     return words
 
 
-def _environment(submission: Submission) -> list[dict[str, Any]]:
+def _gang(submission: Submission, member: str) -> list[str]:
+    """The options of one of several pods; the kubelet fills the index in."""
+    if submission.section.pods == 1:
+        return []
+    index = f"$({_MEMBER})" if member in ("", "1+") else ""
+    words = ["--gang", str(submission.section.pods), "--member", f"{member}{index}"]
+    return [*words, "--meet", submission.meeting]
+
+
+def _environment(
+    submission: Submission, member: str, index_of: str
+) -> list[dict[str, Any]]:
     # The user id has no entry in the image's passwd, and its home no place there.
     named = {"HOME": WORKSPACE, "USER": "oomrun"}
     if submission.section.gpus == 0:
         # Images made for CUDA would be shown all GPUs of the node otherwise.
         named["NVIDIA_VISIBLE_DEVICES"] = "void"
-    return [{"name": name, "value": literal(value)} for name, value in named.items()]
+    told: list[dict[str, Any]] = [
+        {"name": name, "value": literal(value)} for name, value in named.items()
+    ]
+    if submission.section.pods > 1 and member != "0":
+        source = {"fieldRef": {"fieldPath": index_of}}
+        told.append({"name": _MEMBER, "valueFrom": source})
+    return told
 
 
 def _resources(submission: Submission) -> dict[str, Any]:

@@ -12,14 +12,35 @@ from dataclasses import dataclass
 from oomrun.core.kubernetes_spec import JOB_FILE, KubernetesSpec
 from oomrun.core.spec import JobSpec
 
-__all__ = ["CONFIG_LIMIT_BYTES", "CONTAINER", "GpuNeed", "Shipped", "Submission"]
+__all__ = [
+    "CONFIG_LIMIT_BYTES",
+    "CONTAINER",
+    "CONTAINERS",
+    "KINDS",
+    "MEETING_PORT",
+    "GpuNeed",
+    "Shipped",
+    "Submission",
+]  # fmt: skip
 
 #: What the API server takes of a ConfigMap's values.
 CONFIG_LIMIT_BYTES = 2**20
-#: The name of the one container of a pod.
+#: The name of a pod's one container; Kubeflow's trainer wants another.
 CONTAINER = "worker"
+CONTAINERS = (CONTAINER, "node")
 #: The port of the metrics in a pod, where the job file names none.
 METRICS_PORT = 9464
+
+#: Where the supervisor of several pods listens.
+MEETING_PORT = 18999
+
+#: What a job is in each mode.
+KINDS = {
+    "job": "Job",
+    "jobset": "JobSet",
+    "mpijob": "MPIJob",
+    "trainjob": "TrainJob",
+}
 
 _INSTANCE = "app.kubernetes.io/instance"
 _MANAGED_BY = "app.kubernetes.io/managed-by"
@@ -105,6 +126,31 @@ class Submission:
     def selector(self) -> dict[str, str]:
         """The labels by which the job's pods are found."""
         return {_INSTANCE: self.name, _MANAGED_BY: "oomrun"}
+
+    @property
+    def first_pod(self) -> dict[str, str]:
+        """More labels by which that one of several pods is found that has the run."""
+        if self.section.pods == 1:
+            return {}
+        if self.section.mode == "mpijob":
+            return {"training.kubeflow.org/job-role": "launcher"}
+        return {"batch.kubernetes.io/job-completion-index": "0"}
+
+    @property
+    def meeting(self) -> str:
+        """Where pod 0 of several is found by the others."""
+        host = {
+            "job": f"{self.name}-0",
+            "jobset": f"{self.name}-worker-0-0",
+            "mpijob": f"{self.name}-launcher",
+            "trainjob": f"{self.name}-node-0-0",
+        }[self.section.mode]
+        return f"{host}.{self.name}:{MEETING_PORT}"
+
+    @property
+    def container(self) -> str:
+        """The name of the one container of a pod."""
+        return "node" if self.section.mode == "trainjob" else CONTAINER
 
     @property
     def labels(self) -> dict[str, str]:

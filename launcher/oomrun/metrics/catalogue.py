@@ -8,17 +8,23 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 import oomrun
+from oomrun.core.machine import MachineReading
 from oomrun.core.state import JobState
 from oomrun.metrics.device_families import DEVICE_FAMILIES
-from oomrun.metrics.family import build
+from oomrun.metrics.family import build, build_machine
+from oomrun.metrics.machine_families import MACHINE_FAMILIES
 from oomrun.metrics.run_families import RUN_FAMILIES
 
-__all__ = ["FAMILIES", "JobStateCollector", "collect"]
+__all__ = [
+    "FAMILIES", "MACHINE_FAMILIES", "JobStateCollector", "collect", "registry_of",
+]  # fmt: skip
 
+#: Of runs; every sample has the label ``run``.
 FAMILIES = (*RUN_FAMILIES, *DEVICE_FAMILIES)
 
 
@@ -30,19 +36,42 @@ def collect(states: Sequence[JobState]) -> Iterator[Metric]:
 
 
 class JobStateCollector(Collector):
-    """Computes every metric from the runs' states at the moment of a scrape."""
+    """Computes every metric at the moment of a scrape.
 
-    def __init__(self, current_states: Callable[[], Sequence[JobState]]) -> None:
+    Args:
+        current_states: the runs.
+        machine: what the machine itself tells, None where nobody has asked it.
+    """
+
+    def __init__(
+        self,
+        current_states: Callable[[], Sequence[JobState]],
+        machine: Callable[[], MachineReading | None] = lambda: None,
+    ) -> None:
         self._current_states = current_states
+        self._machine = machine
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: registering must not ask for a state."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """The build's own metric, then those of the runs."""
+        """The build's own metric, then those of the runs, then the machine's."""
         info = {"version": oomrun.__version__, "python": platform.python_version()}
         yield InfoMetricFamily(
             "oomrun_build", "The oomrun that runs the job.", value=info
         )
         yield from collect(self._current_states())
+        reading = self._machine()
+        if reading is not None:
+            yield from (build_machine(family, reading) for family in MACHINE_FAMILIES)
+
+
+def registry_of(
+    current_states: Callable[[], Sequence[JobState]],
+    machine: Callable[[], MachineReading | None] = lambda: None,
+) -> CollectorRegistry:
+    """A registry with the metrics of these runs and of this machine."""
+    registry = CollectorRegistry()
+    registry.register(JobStateCollector(current_states, machine))
+    return registry

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from oomrun.core.state import JobState
 from oomrun.core.status import DeviceStatus, devices
-from oomrun.metrics.family import Family, Sample
+from oomrun.metrics.family import Counted, Family, Sample
 
 __all__ = ["DEVICE_FAMILIES", "HOST", "OOM_PHASES"]
 
@@ -47,14 +47,17 @@ def _oom_events(state: JobState) -> Iterable[Sample]:
     counts.update(
         {(device, "device", phase): 0 for device in ranks for phase in OOM_PHASES}
     )
+    traces = {}
     for (device, kind, phase), count in state.ooms.items():
         key = (HOST if kind == "host" else device, kind, phase)
         counts[key] = counts.get(key, 0) + count
+        traces[key] = state.traces.get((device, kind, phase))
     for (device, kind, phase), count in counts.items():
-        yield (ranks.get(device, "0"), device, kind, phase), float(count)
+        labels = (ranks.get(device, "0"), device, kind, phase)
+        yield labels, Counted(count, traces.get((device, kind, phase)))
 
 
-DEVICE_FAMILIES = (
+DEVICE_FAMILIES: tuple[Family[JobState], ...] = (
     Family(
         "oomrun_gpu_info", "info",
         "A GPU of the run; joins with other exporters by UUID.",

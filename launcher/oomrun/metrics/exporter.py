@@ -29,11 +29,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from oomrun.core.errors import PlatformError
+from oomrun.core.machine import MachineReading
 from oomrun.core.state import JobState
-from oomrun.metrics.catalogue import JobStateCollector
+from oomrun.metrics.catalogue import registry_of
 from oomrun.metrics.protection import OPEN, Protection
 
-__all__ = ["Exporter", "ExporterError", "start"]
+__all__ = ["Exporter", "ExporterError", "serve", "start"]
 
 _PORTS_TRIED = 20
 _CLIENT_TIMEOUT_S = 5.0
@@ -58,7 +59,8 @@ class Exporter:
     def __init__(
         self,
         server: _Server,
-        current_state: Callable[[], JobState],
+        registry: CollectorRegistry,
+        readiness: Callable[[], str],
         protection: Protection,
     ) -> None:
         self.note = ""
@@ -69,9 +71,8 @@ class Exporter:
         self.url = f"{scheme}://{shown}:{port}/metrics"
         self._protection = protection
         self._server = server
-        self._current_state = current_state
-        self._registry = CollectorRegistry()
-        self._registry.register(JobStateCollector(lambda: [current_state()]))
+        self._registry = registry
+        self._readiness = readiness
         self._scrapes = threading.Lock()
         self._scraped_at: deque[float] = deque(maxlen=5)
         self._ending = threading.Event()
@@ -134,7 +135,7 @@ class Exporter:
             case "/healthz":
                 request.reply(HTTPStatus.OK, _PLAIN, b"ok\n")
             case "/readyz":
-                state = self._current_state().state
+                state = self._readiness()
                 ready = state != "pending"
                 status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
                 request.reply(status, _PLAIN, f"{state}\n".encode())
@@ -268,6 +269,7 @@ def start(
     port: int,
     current_state: Callable[[], JobState],
     *,
+    machine: Callable[[], MachineReading | None] = lambda: None,
     port_taken: str = "next",
     protection: Protection = OPEN,
 ) -> Exporter:
@@ -277,11 +279,44 @@ def start(
         host: address to listen on.
         port: port to listen on; 0 takes any free one.
         current_state: called from other threads, at every scrape.
+        machine: the same, for what the machine itself tells.
         port_taken: ``next`` takes the next free port within 20, ``error`` raises.
         protection: who may scrape.
 
     Raises:
         ExporterError: it cannot be had; the run can go on without.
+    """
+    return serve(
+        host,
+        port,
+        registry_of(lambda: [current_state()], machine),
+        readiness=lambda: current_state().state,
+        port_taken=port_taken,
+        protection=protection,
+    )
+
+
+def serve(
+    host: str,
+    port: int,
+    registry: CollectorRegistry,
+    *,
+    readiness: Callable[[], str],
+    port_taken: str = "next",
+    protection: Protection = OPEN,
+) -> Exporter:
+    """Serves what ``registry`` collects; all else is as for ``start``.
+
+    Args:
+        host: address to listen on.
+        port: port to listen on; 0 takes any free one.
+        registry: asked at every scrape, from other threads.
+        readiness: what ``/readyz`` says; ``pending`` is not ready.
+        port_taken: ``next`` takes the next free port within 20, ``error`` raises.
+        protection: who may scrape.
+
+    Raises:
+        ExporterError: it cannot be had.
     """
     last = port if port_taken == "error" or port == 0 else port + _PORTS_TRIED
     for candidate in range(port, min(last, 65535) + 1):
@@ -292,7 +327,7 @@ def start(
                 continue
             raise ExporterError(_refusal(host, port, candidate, error)) from None
         taken = f"port {port} is taken; " if candidate != port and port else ""
-        exporter = Exporter(server, current_state, protection)
+        exporter = Exporter(server, registry, readiness, protection)
         exporter.note = f"{taken}metrics are at {exporter.url}" if taken else ""
         return exporter
     raise ExporterError(f"no port from {port} to {last} is free on {host}")

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
+    Exemplar,
     GaugeMetricFamily,
     HistogramMetricFamily,
     InfoMetricFamily,
@@ -19,46 +21,68 @@ from prometheus_client.core import (
 )
 
 from oomrun.core.histogram import Histogram
+from oomrun.core.machine import MachineReading
 from oomrun.core.state import JobState
+from oomrun.core.tally import Traced
 
-__all__ = ["Family", "Sample", "Value", "build"]
+__all__ = ["Counted", "Family", "Sample", "Value", "build", "build_machine"]
 
-Value = float | Histogram | Mapping[str, bool]
+Subject = TypeVar("Subject", JobState, MachineReading)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A count, and the event that it last grew by: an exemplar, in OpenMetrics."""
+
+    count: float
+    by: Traced | None = None
+
+
+Value = float | Histogram | Counted | Mapping[str, bool]
 #: Label values after ``run``, then the value; None where there is nothing to say yet.
 Sample = tuple[tuple[str, ...], Value | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """A metric family.
+class Family(Generic[Subject]):
+    """A metric family, of runs or of the machine.
 
     Attributes:
         name: as it is queried, with ``_total`` or ``_info``.
         type: gauge, counter, histogram, info or stateset.
         help: one sentence.
-        read: the samples of one run.
-        labels: names of the labels after ``run``.
+        read: the samples of one run, or of the machine.
+        labels: names of the labels, of a run's metric those after ``run``.
     """
 
     name: str
     type: str
     help: str
-    read: Callable[[JobState], Iterable[Sample]]
+    read: Callable[[Subject], Iterable[Sample]]
     labels: tuple[str, ...] = ()
 
 
-def build(family: Family, states: Sequence[JobState]) -> Metric:
+def build(family: Family[JobState], states: Sequence[JobState]) -> Metric:
     """The family with the samples of all ``states``."""
     labels = ("run", *family.labels)
     metric = _empty(family, labels)
     for state in states:
         for values, value in family.read(state):
             if value is not None:
-                _add(metric, (state.name, *values), value)
+                _add(metric, (state.name, *values), value, state.run_id)
     return metric
 
 
-def _empty(family: Family, labels: tuple[str, ...]) -> Metric:
+def build_machine(family: Family[MachineReading], reading: MachineReading) -> Metric:
+    """The family with the machine's samples."""
+    metric = _empty(family, family.labels)
+    for values, value in family.read(reading):
+        if value is not None:
+            _add(metric, values, value)
+    return metric
+
+
+def _empty(family: Family[Subject], labels: tuple[str, ...]) -> Metric:
     match family.type:
         case "counter":
             return CounterMetricFamily(family.name, family.help, labels=labels)
@@ -83,7 +107,9 @@ def _unit(name: str) -> str:
     return last if last in ("bytes", "seconds") else ""
 
 
-def _add(metric: Metric, labels: tuple[str, ...], value: Value) -> None:
+def _add(
+    metric: Metric, labels: tuple[str, ...], value: Value, run_id: str = ""
+) -> None:
     match metric:
         case InfoMetricFamily():
             metric.add_metric(labels, {})
@@ -91,12 +117,21 @@ def _add(metric: Metric, labels: tuple[str, ...], value: Value) -> None:
             metric.add_metric(labels, dict(value))
         case HistogramMetricFamily() if isinstance(value, Histogram):
             metric.add_metric(labels, _buckets(value), value.sum_s)
+        case CounterMetricFamily() if isinstance(value, Counted):
+            exemplar = _exemplar(value.by, run_id) if value.by else None
+            metric.add_metric(labels, value.count, exemplar=exemplar)
         case GaugeMetricFamily() | CounterMetricFamily() if isinstance(
             value, int | float
         ):
             metric.add_metric(labels, value)
         case _:
             raise TypeError(f"{metric.name}: {value!r} is no value of a {metric.type}")
+
+
+def _exemplar(event: Traced, run_id: str) -> Exemplar:
+    """Leads from a count to the attempt whose log tells the rest."""
+    labels = {"run_id": run_id, "attempt": str(event.attempt), "step": str(event.step)}
+    return Exemplar(labels, 1.0, event.at)
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:

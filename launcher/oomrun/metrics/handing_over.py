@@ -14,10 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from prometheus_client import CollectorRegistry, push_to_gateway, write_to_textfile
+from prometheus_client import push_to_gateway, write_to_textfile
 
+from oomrun.core.machine import MachineReading
 from oomrun.core.state import JobState
-from oomrun.metrics.catalogue import JobStateCollector
+from oomrun.metrics.catalogue import registry_of
 
 __all__ = ["Textfile", "push"]
 
@@ -32,9 +33,14 @@ class Textfile:
     Each time another file is renamed over it, so that no reader sees half of one.
     """
 
-    def __init__(self, path: Path, current_state: Callable[[], JobState]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        current_state: Callable[[], JobState],
+        machine: Callable[[], MachineReading | None] = lambda: None,
+    ) -> None:
         self._path = path
-        self._registry = _registry(current_state)
+        self._registry = registry_of(lambda: [current_state()], machine)
         self._ending = threading.Event()
         self._failed = False
         self._thread = threading.Thread(
@@ -79,15 +85,9 @@ def push(url: str, state: JobState) -> None:
         push_to_gateway(
             url,
             job="oomrun",
-            registry=_registry(lambda: state),
+            registry=registry_of(lambda: [state]),
             grouping_key={"run": state.name},
             timeout=_PUSH_TIMEOUT_S,
         )
     except (OSError, ValueError) as error:
         _log.warning("the metrics could not be pushed to %s: %s", url, error)
-
-
-def _registry(current_state: Callable[[], JobState]) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    registry.register(JobStateCollector(lambda: [current_state()]))
-    return registry

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from oomrun.core.state import RESTART_CAUSES, JobState
 from oomrun.core.status import devices, shows_steps
-from oomrun.metrics.family import Family, Sample, Value
+from oomrun.metrics.family import Counted, Family, Sample, Value
 
 __all__ = ["RUN_FAMILIES", "RUN_STATES"]
 
@@ -83,7 +83,7 @@ def _workers_alive(state: JobState) -> float:
     return len(state.pids) if state.attempt_open else 0
 
 
-RUN_FAMILIES = (
+RUN_FAMILIES: tuple[Family[JobState], ...] = (
     Family(
         "oomrun_run_info", "info", "What the run is.", _run_info,
         ("run_id", "strategy", "framework_version", "keras_version"),
@@ -105,7 +105,10 @@ RUN_FAMILIES = (
     Family(
         "oomrun_restarts_total", "counter",
         "Attempts after the first, by what made them necessary.",
-        lambda s: [((c,), float(s.restarts.get(c, 0))) for c in RESTART_CAUSES],
+        lambda s: [
+            ((c,), Counted(s.restarts.get(c, 0), s.traces.get(c)))
+            for c in RESTART_CAUSES
+        ],
         ("reason",),
     ),
     Family(

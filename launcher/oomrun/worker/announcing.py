@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from oomrun.worker.session import Session
 
 __all__ = [
-    "Window", "fit_started", "micro_batch_planned", "progressed", "state_measured",
+    "Window", "finite", "fit_started", "micro_batch_planned", "progressed",
+    "state_measured",
 ]  # fmt: skip
 
 
@@ -80,7 +82,7 @@ def state_measured(
         samples: its rows.
         graph: what the step's graph says, by rows of a batch.
     """
-    (memory,) = devices.read_memory(session.launch.plan)
+    memory, *_ = devices.read_memory(session.launch.plan)
     seen = ev.StateMeasured(
         at=time.time(),
         attempt=session.launch.attempt,
@@ -139,7 +141,8 @@ def progressed(
     micro = sizes.size(samples) if call is None or call.managed else samples
     micro = session.pass_size or micro
     memory = devices.read_memory(session.launch.plan)
-    for device in memory:
+    # Of further devices it is not asked: what fits there follows from the first.
+    for device in memory[:1]:
         if call is not None and device.peak_bytes is not None:
             sizes.note_peak(micro, device.peak_bytes)
     session.channel.send(
@@ -160,3 +163,12 @@ def progressed(
         )
     )
     devices.reset_peaks(session.launch.plan)
+
+
+def finite(value: Any) -> float | None:
+    """``value`` as a number that JSON has; None where it is none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None  # None, or whatever else a step of the user's calls its loss
+    return number if math.isfinite(number) else None

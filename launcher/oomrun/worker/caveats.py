@@ -10,7 +10,14 @@ import tensorflow as tf
 
 from oomrun.worker.engine.step import Cut
 
-__all__ = ["has_batch_norm", "of_a_cut", "of_metrics", "of_prediction", "of_variables"]
+__all__ = [
+    "has_batch_norm",
+    "of_a_cut",
+    "of_metrics",
+    "of_one_device",
+    "of_prediction",
+    "of_variables",
+]
 
 
 def has_batch_norm(model: Any) -> bool:
@@ -68,6 +75,15 @@ def of_variables(model: Any) -> Iterator[tuple[str, str]]:
             "know, so after a restart it has its first value again. add_weight, or a "
             "keras.Variable, is saved",
         )
+
+
+def of_one_device(name: str) -> tuple[str, str]:
+    """Where there are several devices, and no share of a batch can be given to them."""
+    return (
+        "one-device",
+        f"the batches of {name} cannot be shared out over several devices, so it "
+        "trains on the first one alone; `strategy: single` needs no others",
+    )
 
 
 def of_metrics(name: str, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -16,11 +16,11 @@ from oomrun.core import event_json, launch
 from oomrun.core import events as ev
 from oomrun.worker import lifeline
 
-__all__ = ["Channel"]
+__all__ = ["Channel", "OfOneDevice"]
 
 
-# What is told by every worker of a group; all else is the same for all of them, and the
-# first one tells it.
+# What is told of every device of a group; all else is the same for all of them, and is
+# told of the first one.
 _OF_EACH = (
     ev.WorkerReady, ev.OomOccurred, ev.LeakFound, ev.SharePlanned, ev.ScriptEnded,
 )  # fmt: skip
@@ -110,3 +110,19 @@ class Channel:
             self.stop_requested.set()
         elif message.get("do") == launch.REMEMBERED:
             self._remembered.put(message)
+
+
+class OfOneDevice:
+    """What is told of a further device of this process, as if it had its own worker.
+
+    Args:
+        channel: of the process.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def send(self, event: ev.Event) -> None:
+        """Sends an event, unless the first device tells it for all."""
+        if isinstance(event, _OF_EACH):
+            self._channel.send(event)

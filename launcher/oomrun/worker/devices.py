@@ -10,7 +10,9 @@ only before anything has touched the device; so this runs before the user's scri
 - ``preallocate``: the same logical device, all of it taken when TensorFlow first uses
   the GPU; where no limit is known, nearly all that is free, as TensorFlow does.
 
-A CPU device's limit is set by the environment that the supervisor gave us.
+A CPU device's limit is set by the environment that the supervisor gave us. Several CPU
+devices of a process share one allocator: TensorFlow takes no limit for each, and its
+numbers are those of all of them, which are reported as the first one's.
 
 TensorFlow's allocator waits up to 10 s for memory to come back before it reports that
 there is none. A GPU's need not (``disallow_retry_on_allocation_failure`` in the GPU
@@ -32,8 +34,9 @@ import tensorflow as tf
 
 from oomrun.core.events import DeviceMemory
 from oomrun.core.plan import DevicePlan, Plan
+from oomrun.worker import pool
 
-__all__ = ["DeviceProblemError", "read_memory", "reset_peaks", "set_up"]
+__all__ = ["DeviceProblemError", "names", "read_memory", "reset_peaks", "set_up"]
 
 _MIB = 2**20
 
@@ -51,8 +54,10 @@ def set_up(plan: Plan) -> None:
     Raises:
         DeviceProblemError: a planned GPU is not visible, or was touched before.
     """
+    _names_by_id.update(zip((d.id for d in plan.devices), _names(plan), strict=True))
     planned = [device for device in plan.devices if device.kind != "cpu"]
     if not planned:
+        _set_up_cpus(len(plan.devices))
         return
     gpus = tf.config.list_physical_devices("GPU")
     if len(gpus) != len(planned):
@@ -71,6 +76,14 @@ def set_up(plan: Plan) -> None:
             "TensorFlow before the script, such as a sitecustomize module?"
         ) from error
     _keep(gpus, plan.memory_mode)
+
+
+def _set_up_cpus(count: int) -> None:
+    if count > 1:
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * count
+        )
 
 
 def _set_up_gpu(gpu: Any, device: DevicePlan, mode: str) -> None:
@@ -127,13 +140,16 @@ def read_memory(plan: Plan) -> tuple[DeviceMemory, ...]:
     """
     return tuple(
         _read(name, device)
-        for name, device in zip(_names(plan), plan.devices, strict=True)
+        for name, device in zip(names(plan), plan.devices, strict=True)
     )
 
 
 def _read(name: str, device: DevicePlan) -> DeviceMemory:
     in_use = peak = None
-    if device.kind != "cpu" or device.limit_bytes is not None:
+    limit = device.limit_bytes
+    if device.kind == "cpu" and len(_names_by_id) > 1:
+        limit = pool.limit_bytes() if name == "CPU:0" else None
+    if device.kind != "cpu" or limit is not None:
         with contextlib.suppress(ValueError, RuntimeError):
             info = tf.config.experimental.get_memory_info(name)
             in_use, peak = int(info["current"]), int(info["peak"])
@@ -141,26 +157,36 @@ def _read(name: str, device: DevicePlan) -> DeviceMemory:
         device=device.id,
         in_use_bytes=in_use,
         peak_bytes=peak,
-        limit_bytes=device.limit_bytes,
+        limit_bytes=limit,
     )
 
 
 def reset_peaks(plan: Plan) -> None:
     """Starts a new window: the peak becomes what is in use now."""
-    for name in _names(plan):
+    for name in names(plan):
         try:
             tf.config.experimental.reset_memory_stats(name)
         except (ValueError, RuntimeError):
             continue
 
 
+#: TensorFlow's names of this process's devices.
+_names_by_id: dict[str, str] = {}
+
+
+def names(plan: Plan) -> list[str]:
+    """TensorFlow's names of a plan's devices: all of this process, or some of them."""
+    return [
+        _names_by_id.get(device.id, name)
+        for device, name in zip(plan.devices, _names(plan), strict=True)
+    ]
+
+
 def _names(plan: Plan) -> list[str]:
-    names = []
-    gpus = 0
+    counts: dict[str, int] = {}
+    found = []
     for device in plan.devices:
-        if device.kind == "cpu":
-            names.append("CPU:0")
-        else:
-            names.append(f"GPU:{gpus}")
-            gpus += 1
-    return names
+        kind = "CPU" if device.kind == "cpu" else "GPU"
+        found.append(f"{kind}:{counts.get(kind, 0)}")
+        counts[kind] = counts.get(kind, 0) + 1
+    return found

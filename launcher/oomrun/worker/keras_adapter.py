@@ -73,6 +73,8 @@ def _fit(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
                 f"{reason}: oomrun cannot share its batches out over several devices. "
                 "Write `strategy: single` in the job file"
             )
+        if reason and session.several_devices:
+            session.note(*caveats.of_one_device(model.name))
         if reason:
             session.note(
                 "not-split",

@@ -116,7 +116,7 @@ class LeakWatch:
         return self._in_use - at_first >= enough
 
     def _found(self, forecast: Forecast | None) -> ev.LeakFound:
-        (device,) = self._launch.plan.devices
+        device, *_ = self._launch.plan.devices
         return ev.LeakFound(
             at=time.time(),
             attempt=self._launch.attempt,
@@ -128,9 +128,14 @@ class LeakWatch:
             steps_left=max(1, forecast.steps_left) if forecast else 0,
         )
 
+    @property
+    def in_use_bytes(self) -> int | None:
+        """In use when it was last looked, between two steps; None before."""
+        return self._in_use if self._first is not None else None
+
     def _sample(self, step: int) -> bool:
         """Takes what is in use now; whether that says anything."""
-        (memory,) = devices.read_memory(self._launch.plan)
+        memory, *_ = devices.read_memory(self._launch.plan)
         in_use, peak = memory.in_use_bytes, memory.peak_bytes
         if in_use is None or peak is None or not self._budget():
             return False

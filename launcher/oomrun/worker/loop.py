@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import keras
 import tensorflow as tf
 
-from oomrun.worker import current
+from oomrun.worker import caveats, current
 from oomrun.worker.engine.objects import Objects
 from oomrun.worker.loop_run import Alone, Followed, LoopRun
 from oomrun.worker.loop_training import Trained
@@ -84,6 +84,8 @@ class Loop:
                 "oomrun.Loop trains on one device in this version: write "
                 "`strategy: single` in the job file"
             )
+        if self._session is not None and self._session.several_devices:
+            self._session.note(*caveats.of_one_device("oomrun.Loop"))
         self._run: LoopRun = (
             Alone(trained)
             if self._session is None
@@ -103,7 +105,7 @@ class Loop:
         found = found or tf.config.list_logical_devices("CPU")
         if self._session is None:
             return tuple(Device(device.name, None) for device in found)
-        planned = self._session.launch.plan.devices
+        planned = self._session.launch.plan.devices[:1]
         return tuple(
             Device(device.name, plan.limit_bytes)
             for device, plan in zip(found, planned, strict=False)

@@ -52,7 +52,7 @@ def measure(
         samples: the batch's rows.
         may_cut: whether batches can be cut; asked only if they may have to be.
     """
-    (memory,) = devices.read_memory(session.launch.plan)
+    memory, *_ = devices.read_memory(session.launch.plan)
     if memory.peak_bytes is None:
         _from_graph(session, prober, model, data, samples)
     # Now as well: where nothing fits, it says why.

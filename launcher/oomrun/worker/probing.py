@@ -88,6 +88,7 @@ class Prober:
         self._from_graph: dict[int, int] = {}
         self._graph_step = function
         self._graph_function: Any = None
+        self._known: MemoryModel | None = None
         self.graph: dict[int, static.GraphPeak] = {}
 
     def settle(
@@ -143,6 +144,7 @@ class Prober:
                 in_order=suits and self._tried is self._function,
                 loops=self._loops,
             )
+            self._known = known
             asked = probing.Asked(
                 samples=samples,
                 at_most=sizes.size(samples),
@@ -189,6 +191,28 @@ class Prober:
                 unproven.discard(size)
             else:
                 return None
+
+    def elsewhere(self, samples: int, at_most: int, budget_bytes: int) -> int:
+        """The size for another device, from what was found out on this one.
+
+        A step needs no more there: the optimizer's memory is here.
+
+        Args:
+            samples: rows of the batch.
+            at_most: the size's upper bound.
+            budget_bytes: the other device's.
+        """
+        if self._known is None:
+            return at_most
+        asked = probing.Asked(
+            samples=samples,
+            at_most=at_most,
+            budget_bytes=budget_bytes,
+            trials_left=0,
+            even=self._function.by_xla,
+        )
+        step = probing.next_step(self._known, asked)
+        return 1 if isinstance(step, probing.NothingFits) else step.size
 
     def _ask_graph(self, data: Any, samples: int) -> None:
         """The graph's peaks, and whether its operations can be run one at a time."""
@@ -238,7 +262,7 @@ class Prober:
 
     def _at_rest_bytes(self) -> int:
         """In use before a step, with the gradients that every step holds."""
-        (memory,) = devices.read_memory(self._plan)
+        memory, *_ = devices.read_memory(self._plan)
         return (memory.in_use_bytes or 0) + self._gradient_bytes()
 
     def _gradient_bytes(self) -> int:
@@ -280,7 +304,7 @@ class Prober:
                     sizes.report(size, "gradients", message, recovery="restart")
                     self._session.leave_for_restart()
         randomness.restore(drawn)
-        (memory,) = devices.read_memory(self._plan)
+        memory, *_ = devices.read_memory(self._plan)
         devices.reset_peaks(self._plan)
         peak = None if message else memory.peak_bytes
         if peak is None:

@@ -1,7 +1,8 @@
 """Running out of memory inside the worker: what to try, and what to tell.
 
 Covers: the micro-batch that is used now, for training and for evaluation; choosing the
-next smaller one; reporting each exhaustion once. Does not cover: undoing the failed
+next smaller one; going back to one that had run once its memory is free again;
+reporting each exhaustion once. Does not cover: undoing the failed
 step (``engine/snapshot.py``) and restarts (``oomrun.core.policy``).
 """
 
@@ -10,16 +11,19 @@ from __future__ import annotations
 import re
 import time
 
-from oomrun.core import batch, launch, log_facts
+from oomrun.core import batch, growing, launch, log_facts
 from oomrun.core import events as ev
+from oomrun.core.growing import Lost
 from oomrun.worker import devices
-from oomrun.worker.channel import Channel
+from oomrun.worker.channel import Channel, OfOneDevice
 
 __all__ = ["MicroBatches"]
 
 
 class MicroBatches:
-    """The micro-batch per phase, shrunk as memory demands, never grown.
+    """The micro-batch per phase, shrunk as memory demands.
+
+    It grows only back to what had run, at a checkpoint (``core/growing.py``).
 
     Attributes:
         step: the step that training has reached, for reports.
@@ -27,7 +31,7 @@ class MicroBatches:
         failed: the smallest size of it that ran out of memory.
     """
 
-    def __init__(self, settings: launch.Launch, channel: Channel) -> None:
+    def __init__(self, settings: launch.Launch, channel: Channel | OfOneDevice) -> None:
         self._settings = settings
         self._channel = channel
         device = settings.plan.devices[0]
@@ -48,6 +52,10 @@ class MicroBatches:
         self._earlier: dict[int, int] = {}  # of them, those of earlier runs
         self.failed: int | None = None
         self._ran: dict[str, int] = {"gradients": 0, "evaluate": 0}
+        self._resting: int | None = None  # bytes in use between the last two steps
+        self._ran_at: dict[int, int] = {}  # the same, by size that then ran
+        self._lost: Lost | None = None
+        self._limit_before: int | None = None
         self.step = 0
 
     @property
@@ -77,6 +85,7 @@ class MicroBatches:
         self._model = known
         self._limits["gradients"] = self._planned
         self._ran["gradients"] = 0
+        self._resting, self._ran_at, self._lost = None, {}, None
         self.measured, self.failed = self._others.get(known, ({}, None))
         self._earlier = {}
         before = settings.profile_key or f"fit {settings.fit}"
@@ -127,6 +136,34 @@ class MicroBatches:
     def ran(self, size: int, phase: str = "gradients") -> None:
         """Notes a size that has just worked."""
         self._ran[phase] = max(self._ran[phase], size)
+        if phase == "gradients" and self._resting is not None:
+            self._ran_at[size] = self._resting
+
+    def at_rest(self, in_use_bytes: int) -> None:
+        """Notes what is in use between two steps of training."""
+        self._resting = in_use_bytes
+
+    def at_checkpoint(self) -> None:
+        """Goes back to the size that had run, if its memory has been free again."""
+        if self._lost is None or self._resting is None or self._lost.back:
+            return
+        self._lost = growing.at_checkpoint(self._lost, self._resting)
+        if not self._lost.back:
+            return
+        old, size = self._limits["gradients"], self._lost.size
+        self._limits["gradients"] = self._limit_before
+        self.failed = None
+        self._channel.send(
+            ev.MicroBatchChanged(
+                at=time.time(),
+                attempt=self._settings.attempt,
+                old=old or size,
+                new=size,
+                phase="gradients",
+                reason=f"the memory that micro-batch {size} ran with was free again at "
+                f"{self._lost.wait} checkpoints: micro-batch {old} -> {size}",
+            )
+        )
 
     def shrink(
         self, size: int, samples: int, phase: str, message: str, *, safe: bool
@@ -148,9 +185,12 @@ class MicroBatches:
         smaller = batch.smaller_micro_batch(samples, size, ran)
         fixed = kind == "gradients" and self._settings.micro_batch_fixed is not None
         again = safe and self._settings.in_process and smaller > 0 and not fixed
-        self.report(size, phase, message, recovery="in_process" if again else "restart")
+        recovery = "in_process" if again else "restart"
+        memory = self.report(size, phase, message, recovery=recovery)
         if not again:
             return False
+        if phase == "gradients":
+            self._wait_for(size, memory)
         self._limits[kind] = smaller
         if kind == "gradients":
             self.note_failed(size)
@@ -169,10 +209,28 @@ class MicroBatches:
         )
         return True
 
+    def _wait_for(self, size: int, memory: ev.DeviceMemory) -> None:
+        """Remembers ``size`` where something else took the memory it had run with."""
+        waiting = self._lost is not None and not self._lost.back
+        rest, in_use = self._ran_at.get(size), memory.in_use_bytes
+        if waiting or rest is None or in_use is None:
+            return
+        shared = self._settings.plan.devices[0].kind != "cpu"
+        self._lost = growing.lost(
+            size,
+            rest_bytes=rest,
+            in_use_bytes=in_use,
+            budget_bytes=self.budget_bytes,
+            refused_at_bytes=memory.peak_bytes if shared else None,
+            takes_bytes=self.measured.get(size),
+            before=self._lost,
+        )
+        self._limit_before = self._limits["gradients"]
+
     def report(
         self, size: int | None, phase: str, message: str, *, recovery: str
-    ) -> None:
-        """Tells the supervisor of one exhaustion."""
+    ) -> ev.DeviceMemory:
+        """Tells the supervisor of one exhaustion; returns the device's memory then."""
         memory = devices.read_memory(self._settings.plan)
         self._channel.send(
             ev.OomOccurred(
@@ -193,6 +251,7 @@ class MicroBatches:
         )
         # The peak of what did not fit says nothing of what will.
         devices.reset_peaks(self._settings.plan)
+        return memory[0]
 
 
 def _decisive(message: str) -> str:

@@ -84,3 +84,9 @@ class Search:
             announcing.micro_batch_planned(
                 session, found.size, samples, found.reason, found.peak
             )
+
+    def elsewhere(self, samples: int, at_most: int, budget_bytes: int) -> int:
+        """The size for a further device of this process; see ``Prober.elsewhere``."""
+        if self._prober is None:
+            return at_most
+        return self._prober.elsewhere(samples, at_most, budget_bytes)

@@ -8,7 +8,6 @@ Does not cover: how a step is taken (``engine``) and how Keras is hooked
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Callable
@@ -67,6 +66,11 @@ class Session:
         self._saved_at = time.monotonic()
         self._unsettled: Callable[[], None] | None = None
         self.store = Store(launch, channel)
+
+    @property
+    def several_devices(self) -> bool:
+        """Whether this process has more than one device to train on."""
+        return len(self.launch.plan.devices) > 1
 
     # -- reporting -------------------------------------------------------------
 
@@ -230,7 +234,7 @@ class Session:
         call = self.fit
         if call is None or not (self._due or stopping):
             return
-        self._loss = _finite(loss)
+        self._loss = announcing.finite(loss)
         self._report_progress()
         call.epoch, call.batches = call.epoch + 1, 0
         self._save_step(call, "stop" if stopping else self._due)
@@ -264,16 +268,18 @@ class Session:
         """Keras has called the batch hooks: a good moment to report, save or stop."""
         now = time.monotonic()
         if now - self._window.began >= _PROGRESS_EVERY_S:
-            self._loss = _finite(loss)
+            self._loss = announcing.finite(loss)
             self._report_progress()
         stopping = self.stopping
         call = self.fit
         if call is None:
             return
         leak = self.leaks.after_step(self.step, call.steps_to_come)
+        if self.leaks.in_use_bytes is not None:
+            self.micro_batches.at_rest(self.leaks.in_use_bytes)
         if not (self._due or stopping or leak):
             return
-        self._loss = _finite(loss)
+        self._loss = announcing.finite(loss)
         self._report_progress()
         self._save_step(call, "stop" if stopping else "leak" if leak else self._due)
         if stopping:
@@ -307,6 +313,8 @@ class Session:
         name = f"step-{self.step:010d}-{self.launch.attempt:04d}"
         self.store.save(name, call.model, self._state(call, None), reason)
         self._due, self._saved_at = "", time.monotonic()
+        if reason == "schedule":
+            self.micro_batches.at_checkpoint()
 
     def _state(self, call: FitCall, result: Any) -> dict[str, Any]:
         return {
@@ -383,11 +391,3 @@ class Session:
     def _leave(self, code: int) -> NoReturn:
         self.channel.close()
         leave(code)
-
-
-def _finite(value: Any) -> float | None:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None  # None, or whatever else a step of the user's calls its loss
-    return number if math.isfinite(number) else None

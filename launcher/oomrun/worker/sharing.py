@@ -1,8 +1,8 @@
 """A worker's share of each global batch, agreed on with the others of its group.
 
-Covers: telling each other what fits, the share that follows, the step taken together,
-the end where one of them has gone. Does not cover: the arithmetic of shares
-(``oomrun.core.shares``), the step itself (``engine/shared_step.py``).
+Covers: telling each other what fits and how fast each is, the share that follows, the
+step taken together, the end where one of them has gone. Does not cover: the arithmetic
+of shares and speeds (``oomrun.core``), the step itself (``engine/shared_step.py``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from oomrun.core import events as ev
+from oomrun.core import speeds
+from oomrun.core.batch import accumulation_steps
 from oomrun.core.launch import EXIT_LOST
-from oomrun.core.shares import Part, Replica, Shares, share_out
+from oomrun.core.shares import Part, Replica, Shares, Speed, share_out
+from oomrun.core.speeds import Timing
 from oomrun.core.strategy import Group
 from oomrun.worker.engine.shared_step import SharedStep
 from oomrun.worker.session import Session
@@ -39,6 +42,7 @@ class Sharing:
         self._largest = 0
         self._shares: dict[int, Shares] = {}
         self._told: tuple[int, int] | None = None
+        self._times = _Times()
 
     def begin(self) -> None:
         """Has all workers start with the weights of the first.
@@ -52,20 +56,40 @@ class Sharing:
         )
 
     def agree(self, samples: int) -> None:
-        """Before a batch of so many rows: what fits into each worker, if it is news."""
-        if samples <= self._largest:
-            return
-        self._largest = samples
-        own = self._session.micro_batches.size(samples)
-        sizes = self._group.joined(tf.constant([own]), "oomrun.sizes")
-        self._replicas = [Replica(int(size)) for size in np.asarray(sizes)]
-        self._shares = {}
+        """Before a batch of so many rows: what fits into each worker, if it is news.
+
+        And whether other shares would be faster, once enough steps were timed.
+        """
+        if samples > self._largest:
+            self._largest = samples
+            self._replicas = [Replica(known.micro_batch_max) for known in self._all()]
+            self._shares = {}
+        elif self._times.full and self._session.launch.shares == "auto":
+            self._times.next_window()
+            replicas, largest = self._all(), self._largest
+            found = speeds.worth(largest, self._of(largest), replicas)
+            if found is not None:
+                self._replicas, self._shares = replicas, {largest: found}
+
+    def _all(self) -> list[Replica]:
+        """What each worker knows of itself, the same list in all of them."""
+        own = self._session.micro_batches.size(self._largest)
+        speed = self._times.speed or Speed(0.0, 0.0)
+        row = [[float(own), speed.pass_s, speed.sample_s]]
+        rows = self._group.joined(tf.constant(row, tf.float64), "oomrun.sizes")
+        return [
+            Replica(int(size), Speed(pass_s, sample_s) if sample_s > 0 else None)
+            for size, pass_s, sample_s in np.asarray(rows).tolist()
+        ]
 
     def part(self, samples: int) -> Part:
         """This worker's share of a batch of so many rows."""
+        return self._of(samples).parts[self._group.rank]
+
+    def _of(self, samples: int) -> Shares:
         if samples not in self._shares:
             self._shares[samples] = share_out(samples, self._replicas)
-        return self._shares[samples].parts[self._group.rank]
+        return self._shares[samples]
 
     def micro_batch_size(self, samples: int) -> int:
         """Rows a pass, at least 1 also for an empty share."""
@@ -90,6 +114,10 @@ class Sharing:
                 print(f"oomrun: another worker has gone: {error}", flush=True)
                 session.leave_for_restart(EXIT_LOST)
             raise
+        passes = accumulation_steps(part.share, size) if part.share else 0
+        self._times.add(
+            passes, part.share, self.function.computed_s, whole=samples == self._largest
+        )
         session.stop_agreed = wishes > 0
         session.pass_size = size
         return logs
@@ -112,3 +140,42 @@ class Sharing:
                 reason=self._shares[samples].reason,
             )
         )
+
+
+class _Times:
+    """What this worker's shares took, in this window of steps and in the last.
+
+    Counted in steps, not in time: so it is full in all workers at once.
+    """
+
+    def __init__(self) -> None:
+        self.speed: Speed | None = None
+        self._window = speeds.FIRST_WINDOW
+        self._steps = 0
+        self._now: list[Timing] = []
+        self._before: list[Timing] = []
+        self._seen: set[tuple[int, int]] = set()
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to look at them."""
+        return self._steps >= self._window
+
+    def add(
+        self, passes: int, samples: int, seconds: float | None, *, whole: bool
+    ) -> None:
+        """One more step; ``whole``: over a batch of full size."""
+        self._steps += whole
+        key = (passes, samples)
+        # The first of a kind may have been compiled, or have its memory taken.
+        if key in self._seen and seconds is not None:
+            self._now.append(Timing(passes, samples, seconds))
+        self._seen.add(key)
+
+    def next_window(self) -> None:
+        """Takes the speed from them, and begins a longer window."""
+        found = speeds.fitted([*self._before, *self._now])
+        # One that does nothing keeps the speed that it had.
+        self.speed = found or self.speed
+        self._before, self._now = self._now, []
+        self._steps, self._window = 0, speeds.longer(self._window)

@@ -18,6 +18,7 @@ import tensorflow as tf
 from oomrun.worker import building, caveats, checkpointing, measuring
 from oomrun.worker.engine import slicing, step
 from oomrun.worker.engine.separability import Separability
+from oomrun.worker.mirroring import Mirroring
 from oomrun.worker.searching import Search
 from oomrun.worker.session import Session
 from oomrun.worker.sharing import Sharing
@@ -51,7 +52,7 @@ class TrainFunction:
         self._make_original = make_original
         self._original: Any = None
         self._function: step.StepFunction | None = None
-        self._sharing: Sharing | None = None
+        self._sharing: Sharing | Mirroring | None = None
         self._said = False
         self._search = Search(session)
 
@@ -134,16 +135,23 @@ class TrainFunction:
         return logs
 
     def _step_function(self) -> step.StepFunction:
-        group = self._session.group
-        if group is None:
-            return step.StepFunction(self._model)
-        self._sharing = Sharing(self._session, group, self._model)
-        self._sharing.begin()
-        return self._sharing.function
+        session = self._session
+        if session.group is not None:
+            self._sharing = sharing = Sharing(session, session.group, self._model)
+            sharing.begin()
+            return sharing.function
+        if len(session.launch.plan.devices) > 1:
+            self._sharing = Mirroring(session, self._model, self._search)
+            return self._sharing.function
+        return step.StepFunction(self._model)
 
-    def _share(self, sharing: Sharing, data: Any, samples: int) -> None:
-        """Before a step that is taken by all workers of a group."""
+    def _share(self, sharing: Sharing | Mirroring, data: Any, samples: int) -> None:
+        """Before a step that is taken by all workers of a group, or all devices."""
         if not self._may_cut(data):
+            if isinstance(sharing, Mirroring):
+                self._sharing = None
+                self._session.note(*caveats.of_one_device(self._model.name))
+                return
             raise RuntimeError(
                 f"oomrun cannot share the batches of {self._model.name} out over "
                 "several devices: they cannot be cut into parts, and the run's notes "
@@ -196,16 +204,19 @@ class TrainFunction:
         """Returns where the step can be taken again, with a smaller micro-batch."""
         assert self._function is not None
         session, function = self._session, self._function
+        sizes = session.micro_batches
+        if isinstance(self._sharing, Mirroring):
+            sizes, size = self._sharing.blamed(message)
         applying = function.applying
         undone = not applying and function.snapshot.possible
         if undone:
             function.snapshot.restore()
         phase = "apply" if function.at_last_optimizer else "gradients"
-        if undone and size in session.micro_batches.measured:
+        if sizes is session.micro_batches and undone and size in sizes.measured:
             session.leave_if_leaking(size, phase, message)
         if samples > 1 and not function.lost and not self._may_cut(data):
-            session.micro_batches.report(size, phase, message, recovery="none")
-        elif session.micro_batches.shrink(size, samples, phase, message, safe=undone):
+            sizes.report(size, phase, message, recovery="none")
+        elif sizes.shrink(size, samples, phase, message, safe=undone):
             return
         if undone:
             session.emergency_checkpoint()

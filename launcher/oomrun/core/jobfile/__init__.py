@@ -190,6 +190,7 @@ def _devices(given: Mapping[str, object]) -> Devices:
 def _batch(given: Mapping[str, object]) -> BatchSpec:
     values = _some(given, "batch", global_size="global", micro="micro")
     values.update(_some(given, "batch", micro="micro.max", batch_norm="batch_norm"))
+    values.update(_some(given, "batch", shares="shares"))
     return BatchSpec(**values)
 
 
@@ -209,6 +210,7 @@ def _metrics(given: Mapping[str, object]) -> MetricsSpec:
         given,
         "metrics",
         listen="listen",
+        port_taken="port_taken",
         textfile="textfile",
         pushgateway="pushgateway",
     )
@@ -268,11 +270,12 @@ def _kubernetes(found: Reading) -> KubernetesSpec | None:
         "image", "namespace", "gpus", "gpu_resource", "gpu_memory", "mounts", "files",
         "secrets", "pull_secrets", "service_account", "user", "queue",
         "priority_class", "node_selector", "tolerations", "labels", "annotations",
-        "retries", "pod_monitor",
+        "retries", "pod_monitor", "mode", "pods",
     )  # fmt: skip
     values = _some(given, "kubernetes", **{key: key for key in same})
     values.setdefault("gpus", int(not checks.on_cpu(found)))
     values |= _some(given, "kubernetes", cpu_millicores="cpu", memory_bytes="memory")
+    values |= _some(given, "kubernetes", memory_max_bytes="memory_max")
     values |= _some(given, "kubernetes", shm_bytes="shm", storage_bytes="storage")
     values |= _some(given, "kubernetes", grace_s="grace", ttl_s="ttl")
     values |= _some(given, "kubernetes", deadline_s="deadline")

@@ -90,15 +90,17 @@ def _limit_count(reading: Reading) -> None:
 
 
 def _one_device(reading: Reading) -> None:
-    """Several devices are for the strategy that has one worker for each."""
+    """Several devices are not for every strategy, nor for a command."""
     strategy, count = reading.values.get("strategy", "auto"), _device_count(reading)
     path = "devices.cpu" if "devices.cpu" in reading.places else "devices"
     several = count is not None and count > 1
-    if several and strategy in ("auto", "single"):
+    command = "command" in reading.places
+    if several and (strategy == "single" or (strategy == "auto" and command)):
         wrong = f"strategy {strategy} trains on one device, got {count}"
-        reading.report(path, wrong, "write strategy: horovod, or name one device")
-    if several and strategy == "horovod" and "command" in reading.places:
-        wrong = "a command starts its own workers, got strategy horovod"
+        hint = "name one device" if command else "write strategy: auto, or name one"
+        reading.report(path, wrong, hint)
+    if several and strategy in ("mirrored", "horovod") and command:
+        wrong = f"a command starts its own workers, got strategy {strategy}"
         reading.report("strategy", wrong, "leave strategy and the further devices out")
 
 

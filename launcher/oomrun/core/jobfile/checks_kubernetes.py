@@ -12,11 +12,14 @@ from oomrun.core.errors import Problem
 from oomrun.core.jobfile.nodes import Place
 from oomrun.core.jobfile.reading import Reading
 from oomrun.core.kubernetes_spec import JOB_FILE, WORKSPACE
+from oomrun.core.kubernetes_syntax import is_dns_1035
 from oomrun.core.spec import Bytes
 from oomrun.core.units import format_bytes
 
-# An Indexed Job's pods are called NAME-0, which is the name of a host.
-_LONGEST_NAME = 61
+# What is behind the job's name in the name of its first pod, which is a host's.
+_BEHIND = {"job": "-0", "jobset": "-worker-0-0", "mpijob": "-launcher",
+           "trainjob": "-node-0-0"}  # fmt: skip
+_LONGEST_HOST = 63
 _DEFAULT_MEMORY = 16 * 2**30
 _DEFAULT_SHM = 2**30
 _secret_name = re.compile(
@@ -32,6 +35,7 @@ def check(reading: Reading) -> None:
         return
     _name(reading)
     _devices(reading)
+    _several(reading)
     _gpu_keys(reading)
     _volume(reading)
     _memory(reading)
@@ -63,10 +67,54 @@ def check_for_cluster(
 
 
 def _name(reading: Reading) -> None:
-    name = reading.values.get("name")
-    if isinstance(name, str) and len(name) > _LONGEST_NAME:
-        wrong = f"expected at most {_LONGEST_NAME} characters on Kubernetes"
-        reading.report("name", wrong, "its pods have -0 behind it")
+    name, pods = reading.values.get("name"), reading.values.get("kubernetes.pods", 1)
+    if not isinstance(name, str) or not isinstance(pods, int):
+        return
+    mode = str(reading.values.get("kubernetes.mode", "job"))
+    last = _BEHIND.get(mode, "-0")
+    if last.endswith("0"):
+        last = f"{last[:-1]}{pods - 1}"
+    elif pods > 1:
+        last = max(last, f"-worker-{pods - 2}", key=len)
+    longest = _LONGEST_HOST - len(last)
+    if len(name) > longest:
+        wrong = f"expected at most {longest} characters on Kubernetes"
+        reading.report("name", wrong, f"its pods have {last} behind it")
+    if (pods > 1 or mode != "job") and not is_dns_1035(name):
+        wrong = f"expected a letter first, got {name}"
+        reading.report("name", wrong, "the pods' network is named after it")
+
+
+def _several(reading: Reading) -> None:
+    """Several pods train together in one way only, and share a folder."""
+    pods = reading.values.get("kubernetes.pods", 1)
+    gpus = reading.values.get("kubernetes.gpus", 1)
+    strategy = reading.values.get("strategy", "auto")
+    if isinstance(pods, int) and pods > 1:
+        if strategy != "horovod":
+            wrong = f"several pods train with strategy horovod, and it is {strategy}"
+            reading.report("kubernetes.pods", wrong, "add strategy: horovod")
+        base = "kubernetes.volume"
+        access = reading.values.get(f"{base}.access", "ReadWriteOnce")
+        said = any(problem.path.startswith(base) for problem in reading.problems)
+        if base not in reading.places:
+            wrong = "several pods need a volume that all of them can write to"
+            hint = "such as volume: {size: 100GiB, access: ReadWriteMany}"
+            reading.report("kubernetes.pods", wrong, hint)
+        elif (
+            f"{base}.size" in reading.places and access != "ReadWriteMany" and not said
+        ):
+            wrong = f"several pods cannot all write to a {access} volume"
+            key = "access" if f"{base}.access" in reading.places else "size"
+            reading.report(f"{base}.{key}", wrong, "access: ReadWriteMany")
+    elif isinstance(gpus, int) and gpus > 1 and strategy in ("auto", "single"):
+        wrong = f"strategy {strategy} trains on one GPU, so the others would be idle"
+        reading.report("kubernetes.gpus", wrong, "add strategy: horovod")
+    most = reading.values.get("kubernetes.memory_max")
+    memory = reading.values.get("kubernetes.memory", _DEFAULT_MEMORY)
+    if isinstance(most, int) and isinstance(memory, int) and most < memory:
+        wrong = f"it is less than memory ({format_bytes(memory)})"
+        reading.report("kubernetes.memory_max", wrong, "leave it out, or give more")
 
 
 def _wants_cpu(reading: Reading) -> bool:

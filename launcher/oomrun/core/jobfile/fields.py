@@ -100,11 +100,12 @@ JOB = Section(
             ),
             about=(
                 "How the work is spread over devices. `single` trains on one; "
-                "`horovod` starts a worker for each, which take every step together "
-                "(it must be installed); `auto` chooses `single`."
+                "`mirrored` on several, in one worker; `horovod` starts a worker for "
+                "each, which take every step together (it must be installed); `auto` "
+                "chooses, and `oomrun plan` says what and why."
             ),
             default="auto",
-            examples=("single", "horovod"),
+            examples=("single", "mirrored", "horovod"),
         ),
         Field(
             key="devices",

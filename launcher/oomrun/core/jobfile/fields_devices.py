@@ -33,10 +33,10 @@ DEVICES = OneOf(
             (
                 Field(
                     key="cpu",
-                    kind=Whole(words="a number of CPU devices", low=1, high=64),
+                    kind=Whole(words="a number of CPU devices", low=1, high=1024),
                     about=(
-                        "How many devices the CPU is to be: more than one with "
-                        "`strategy: horovod`, which starts a worker for each."
+                        "How many devices the CPU is to be. More than one are to try "
+                        "out strategies for several devices."
                     ),
                     examples=(1,),
                     required=True,
@@ -126,6 +126,19 @@ BATCH = Section(
             ),
             default="micro_batch",
             examples=("refuse",),
+        ),
+        Field(
+            key="shares",
+            kind=choice("auto", "by_memory"),
+            about=(
+                "What each of several devices does of a global batch. `auto`: all "
+                "alike at first, or what fits in one pass; once some steps were "
+                "timed, by speed, where that makes a step shorter by a tenth. "
+                "`by_memory` takes no times: the same shares, and so the same "
+                "roundings, in each run."
+            ),
+            default="auto",
+            examples=("by_memory",),
         ),
     ),
 )

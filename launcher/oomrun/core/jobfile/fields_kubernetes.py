@@ -97,11 +97,25 @@ _RESOURCES = (
         examples=("24GiB",),
     ),
     Field(
-        key="workers",
-        kind=Whole(words="a number of pods", low=1, high=10_000),
-        about="How many pods.",
+        key="pods",
+        kind=Whole(words="a number of pods", low=1, high=1000),
+        about=(
+            "How many pods train together, each with the job's `devices`. Several need "
+            "`strategy: horovod` and a `volume` that all of them can write to."
+        ),
         default=1,
-        examples=(1,),
+        examples=(2,),
+    ),
+    Field(
+        key="mode",
+        kind=choice("job", "jobset", "mpijob", "trainjob"),
+        about=(
+            "What the job is on the cluster: the Job of Kubernetes itself, which needs "
+            "no operator, a JobSet, an MPIJob of Kubeflow's MPI operator, or a "
+            "TrainJob of Kubeflow's trainer with a runtime of its own."
+        ),
+        default="job",
+        examples=("jobset",),
     ),
     Field(
         key="cpu",
@@ -116,6 +130,15 @@ _RESOURCES = (
         about="Host memory for each pod; `shm` is a part of it.",
         default="16GiB",
         examples=("32GiB", "32Gi"),
+    ),
+    Field(
+        key="memory_max",
+        kind=values.AMOUNT,
+        about=(
+            "What `oomrun submit --watch` may raise `memory` to where a pod was killed "
+            "for host memory. Without it such a job is not submitted again."
+        ),
+        examples=("64GiB",),
     ),
     Field(
         key="shm",

@@ -223,6 +223,17 @@ METRICS = Section(
             examples=("0.0.0.0:9464", "none"),
         ),
         Field(
+            key="port_taken",
+            kind=choice("next", "error"),
+            about=(
+                "What happens where that port is taken: `next` takes the next one that "
+                "is free, of 20; `error` ends oomrun before anything runs, as it then "
+                "does wherever the address cannot be had."
+            ),
+            default="next",
+            examples=("error",),
+        ),
+        Field(
             key="tls",
             kind=_TLS,
             about="Serve https alone.",

@@ -29,18 +29,8 @@ class Later(NamedTuple):
 
 
 def _other_strategy(value: object) -> Iterator[tuple[str, str]]:
-    if value not in ("auto", "single", "horovod"):
+    if value not in ("auto", "single", "mirrored", "horovod"):
         yield "", f"the strategy {value}"
-
-
-def _several_pod_gpus(value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, int) and value > 1:
-        yield "", "training on more than one GPU"
-
-
-def _several_pods(value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, int) and value > 1:
-        yield "", "training in more than one pod"
 
 
 def _other_levers(value: object) -> Iterator[tuple[str, str]]:
@@ -62,9 +52,9 @@ def _remote(value: object) -> Iterator[tuple[str, str]]:
 LATER = (
     Later(
         path="strategy",
-        about="`mirrored` and `multi_worker_mirrored`.",
-        instead="use single, horovod or auto",
-        refused={"enum": ["mirrored", "multi_worker_mirrored"]},
+        about="`multi_worker_mirrored`.",
+        instead="use mirrored, horovod or auto",
+        refused={"const": "multi_worker_mirrored"},
         found=_other_strategy,
     ),
     Later(
@@ -87,20 +77,6 @@ LATER = (
         instead="use a local folder, or one that is mounted",
         refused={"pattern": "^(?:[gG][sS]|[sS]3|[hH][dD][fF][sS])://"},
         found=_remote,
-    ),
-    Later(
-        path="kubernetes.gpus",
-        about="More than one GPU for each pod.",
-        instead="use gpus: 1",
-        refused={"minimum": 2},
-        found=_several_pod_gpus,
-    ),
-    Later(
-        path="kubernetes.workers",
-        about="More than one pod.",
-        instead="use workers: 1, or leave it out",
-        refused={"minimum": 2},
-        found=_several_pods,
     ),
 )
 

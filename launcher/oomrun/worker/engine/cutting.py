@@ -13,7 +13,7 @@ Whether that is exact for a given step is found by trying (``trial.py``).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,10 +31,13 @@ from oomrun.worker.engine.returning import (
 )
 from oomrun.worker.engine.snapshot import Snapshot
 
-__all__ = ["Batch", "Cutter", "Scouted", "whole_step"]
+__all__ = ["Batch", "Cutter", "Phases", "Scouted", "whole_step"]
 
 Around = Callable[[Any, Any], contextlib.AbstractContextManager[Any]]
 OnApply = Callable[[Apply, Sequence[Any]], None]
+#: Each call of an optimizer, its gradients, and whether it is the last. It is made
+#: before the next one is asked for.
+Phases = Generator[tuple[Apply, Sequence[Any], bool], None, Returned]
 
 
 class _ReachedOptimizer(BaseException):
@@ -201,6 +204,17 @@ class Cutter:
                 whole batch, once each, in order.
             around: opened with the first row and the rows of a part, around its pass.
         """
+        phases = self.phases(batch, around)
+        try:
+            while True:
+                call, gradients, _ = next(phases)
+                on_apply(call, gradients)
+        except StopIteration as ended:
+            returned: Returned = ended.value
+            return returned
+
+    def phases(self, batch: Batch, around: Around | None = None) -> Phases:
+        """As ``step``, for whoever has several of them take turns."""
         found = self.scout(batch.part(tf.constant(0)))
         totals = self._total_divisors(batch, found.divisors)
         weights = _Weights()
@@ -214,12 +228,12 @@ class Cutter:
             if call is None:
                 continue
             if phase.last:
-                on_apply(call, gradients)
+                yield call, gradients, True
                 continue
             # The next phase begins as this one did.
             self._snapshot.restore()
             weights.old += [(v, tf.identity(v.value)) for v in call.variables]
-            on_apply(call, gradients)
+            yield call, gradients, False
             weights.new[number] = [(v, tf.identity(v.value)) for v in call.variables]
         return Returned(last, mean, found.returned)
 

@@ -13,6 +13,7 @@ samples; a count (random state) is the highest.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,11 +60,18 @@ class SharedStep(StepFunction):
 
     ``run`` still is this worker's own, and changes what the others do not see: for
     trials, which are undone.
+
+    Attributes:
+        computed_s: what this worker's gradients took in the last shared step, waiting
+            for no other; None where that cannot be told: with several optimizers the
+            sums of one come before the gradients of the next.
     """
 
     def __init__(self, model: Any, group: Group) -> None:
         super().__init__(model)
         self._group = group
+        self.computed_s: float | None = None
+        self._computed_at: list[tf.Tensor] = []
         self._shared = self._compiled(self._shared_step)
 
     def run_share(
@@ -89,9 +97,12 @@ class SharedStep(StepFunction):
         if self._how_to_cut.suits_order and pool.limit_bytes() is not None:
             self.run_in_order(whole=False)
         self._trace("shared", self._shared, *[tf.TensorSpec((), tf.int32)] * 4)
-        logs, wishes = self._shared(
-            data, *[tf.constant(n) for n in (start, share, micro_batch_size, wish)]
-        )
+        told = [tf.constant(n) for n in (start, share, micro_batch_size, wish)]
+        began = time.time()
+        logs, wishes, at = self._shared(data, *told)
+        took_s = float(at) - began
+        # The clock may have been set meanwhile.
+        self.computed_s = took_s if self._optimizers == 1 and took_s > 0 else None
         return logs, int(wishes)
 
     def run_in_order(self, *, whole: bool) -> None:
@@ -109,8 +120,9 @@ class SharedStep(StepFunction):
         share: tf.Tensor,
         micro_batch_size: tf.Tensor,
         wish: tf.Tensor,
-    ) -> tuple[Logs, tf.Tensor]:
+    ) -> tuple[Logs, tf.Tensor, tf.Tensor]:
         self._begin()
+        self._computed_at = []
         cut = self._how_to_cut
         cutter = cutting.Cutter(
             self._model,
@@ -130,7 +142,8 @@ class SharedStep(StepFunction):
                 [*returned.mean.values(), wish], "oomrun.told"
             )
         logs = self._logs(returned, dict(zip(names, means, strict=True)))
-        return logs, wishes
+        at = self._computed_at[0] if self._computed_at else tf.zeros((), tf.float64)
+        return logs, wishes, at
 
     def _apply_sums(self, call: Apply, gradients: Sequence[Any]) -> None:
         """Calls the optimizer with the gradients of all workers, behind the line.
@@ -140,6 +153,7 @@ class SharedStep(StepFunction):
         """
         self._optimizers = max(self._optimizers, call.index + 1)
         with self._line.after(gradients) as behind:
+            self._computed_at.append(_now_behind(behind))
             call.really(self._summed(behind, f"oomrun.gradients.{call.index}"))
 
     def _summed(self, gradients: Sequence[Any], name: str) -> list[Any]:
@@ -195,6 +209,19 @@ class SharedStep(StepFunction):
             ),
         )
         return logs
+
+
+def _now_behind(gradients: Sequence[Any]) -> tf.Tensor:
+    """The time at which gradients are there, not when they were asked for."""
+    present = [g for g in gradients if g is not None]
+    with tf.device("CPU:0"):
+        # A value from an accelerator is there only once it has computed it.
+        some = [
+            tf.identity(tf.reshape(g if _is_dense(g) else g.values, [-1])[:1])
+            for g in present[:1]
+        ]
+        with tf.control_dependencies(some):
+            return tf.timestamp()
 
 
 def _is_dense(gradient: Any) -> bool:

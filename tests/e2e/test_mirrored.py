@@ -1,0 +1,67 @@
+"""Strategy mirrored: several devices in one worker train what one would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jobs
+import pytest
+
+from oomrun.core import events as ev
+
+# 250 samples: 96, 96 and 58, which is no multiple of anything.
+SCRIPT = """
+import os, sys, time
+import keras, numpy as np
+keras.config.set_floatx("float64")
+keras.utils.set_random_seed(3)
+random = np.random.default_rng(0)
+x = random.normal(size=(250, 24))
+y = np.sin(x @ random.normal(size=(24, 1)))
+model = keras.Sequential([
+    keras.Input((24,)),
+    keras.layers.Dense(64, "tanh", kernel_regularizer="l2"),
+    keras.layers.Dense(1),
+])
+model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(float(os.environ.get("SLOW", "0")))
+history = model.fit(
+    x, y, batch_size=96, epochs=int(sys.argv[1]), verbose=0, callbacks=[Slow()],
+    validation_data=(x[:50], y[:50]),
+).history
+values = [np.asarray(history[name]) for name in sorted(history)]
+values += [model.predict(x, batch_size=70, verbose=0)]
+values += model.evaluate(x, y, batch_size=70, verbose=0)
+np.savez("weights.npz", *model.get_weights(), *model.optimizer.variables, *values)
+"""
+
+
+def job(folder: Path, more: str, epochs: int = 3) -> jobs.Job:
+    return jobs.make(folder, SCRIPT, f'args: ["{epochs}"]\n' + more)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What plain Keras comes to."""
+    folder = tmp_path_factory.mktemp("plain")
+    (folder / "train.py").write_text(SCRIPT)
+    jobs.python(folder / "train.py", "3", cwd=folder)
+    return folder / "weights.npz"
+
+
+def shares(run: jobs.Job) -> list[tuple[str, int, int]]:
+    planned = run.events(ev.SharePlanned)
+    return [(s.device, s.share, s.micro_batch_size) for s in planned]
+
+
+def test_three_devices_in_passes(tmp_path: Path, plain: Path) -> None:
+    more = (
+        "strategy: mirrored\ndevices: {cpu: 3, memory: [600MiB, 200MiB, 200MiB]}\n"
+        "batch: {micro: 20}\n"
+    )
+    run = job(tmp_path, more)
+    assert run.run() == 0, run.everything()
+    assert jobs.distance(tmp_path / "weights.npz", plain) < 1e-10, run.everything()
+    assert shares(run) == [("cpu:0", 32, 20), ("cpu:1", 32, 20), ("cpu:2", 32, 20)]
