@@ -6,8 +6,11 @@ The writer is the worker's own, with a real model and real files.
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,3 +195,46 @@ def test_a_deleted_file_is_missed(tmp_path: Path, whole: Path, file: str) -> Non
     with pytest.raises(CheckpointError, match=whole.name):
         checkpointing.load(copy)
     assert checkpoints.names(tmp_path, "step") in ([whole.name], [])
+
+
+# In a process of its own, whose host memory runs out while a checkpoint is copied.
+NO_MEMORY = """
+import os, resource, sys
+from pathlib import Path
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+import keras
+from oomrun.worker import checkpointing
+
+model = keras.Sequential([keras.Input((4096,)), keras.layers.Dense(4096)])  # 64 MiB
+model.compile("sgd", "mse")
+told = []
+writer = checkpointing.Writer(
+    Path(sys.argv[1]), 3,
+    lambda name, *_: told.append(name), lambda why, _: told.append(why),
+)
+def save(step):
+    writer.save(f"step-{step}", model, {"fit": 1, "step": step}, None)
+    writer.wait()
+save(1)
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[5]) * resource.getpagesize()
+soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+resource.setrlimit(resource.RLIMIT_DATA, (used + 2**24, hard))
+save(2)
+resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+save(3)
+print(told)
+"""
+
+
+def test_memory_that_runs_out_in_a_checkpoint_does_not_end_training(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_MEMORY, str(tmp_path)],
+        text=True, capture_output=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    why = "memory ran out while everything was copied"
+    assert done.stdout.strip().endswith(str(["step-1", why, "step-3"]))

@@ -167,11 +167,16 @@ class Writer:
             long = units.format_duration(self._timeout_s)
             self._failed(f"the one before is still being written after {long}", context)
             return _nothing
-        variables = {
-            f"variable/{index}": _copy(variable)
-            for index, variable in enumerate(training_variables(model))
-        }
-        files = _pack(state, variables)
+        try:
+            variables = {
+                f"variable/{index}": _copy(variable)
+                for index, variable in enumerate(training_variables(model))
+            }
+            files = _pack(state, variables)
+        except (MemoryError, tf.errors.ResourceExhaustedError):
+            # Training itself has room: it goes on, with the last good one.
+            self._failed("memory ran out while everything was copied", context)
+            return _nothing
         blocked_s = time.monotonic() - began
 
         def start() -> None:
