@@ -61,6 +61,7 @@ class JobState:
         predictions: the peaks that were predicted, by micro-batch size.
         composition: what the memory of the current fit's model is made of.
         last_training_step: the furthest step ever reported.
+        last_cause: why the last attempt that has ended did so, a ``Cause``'s value.
         traces: the last event that each of ``ooms`` and ``restarts`` grew by, under
             the same keys.
         tally: sums that only those who watch need.
@@ -117,6 +118,7 @@ class JobState:
     last_training_step: int = 0
     step_at_attempt_start: int = 0
     last_decision: str = ""
+    last_cause: str = ""
     script: ev.ScriptEnded | None = None
     last_oom: ev.OomOccurred | None = None
     last_leak: ev.LeakFound | None = None
@@ -210,7 +212,7 @@ class JobState:
                 ended = state_memory.unreported_oom(state, event)
                 return replace(
                     ended, attempt_open=False, pids=(), state="recovering",
-                    failed_rank=event.rank,
+                    failed_rank=event.rank, last_cause=event.cause,
                 )  # fmt: skip
             case ev.DecisionMade():
                 return _decided(state, event)
