@@ -65,7 +65,7 @@ def add_parser(subparsers: Any) -> None:
         default="text",
         help="json: one JSON object a line instead of a view",
     )
-    gang_options.add(parser)
+    gang_options.add(parser, duration)
     parser.set_defaults(handler=run)
 
 
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
         owns_process=True,
     )
     become_subreaper()
-    meeting = gang_options.meeting(args)
+    meeting, called = gang_options.meeting_of(args, job)
     if meeting is not None and meeting.member:
         return gang_options.served(job, meeting)
     latest = _Latest()
@@ -154,7 +154,13 @@ def run(args: argparse.Namespace) -> int:
             stack.enter_context(_textfile(job, latest, machine))
         with make_observer(sys.stdout, force=form) as view:
             outcome = gang_options.supervised(
-                job, meeting, stops=stops, observers=(view,), on_journaled=latest
+                job,
+                meeting,
+                called,
+                args,
+                stops=stops,
+                observers=(view,),
+                on_journaled=latest,
             )
         if metrics.pushgateway is not None and not outcome.already:
             _push(metrics.pushgateway, latest)

@@ -157,6 +157,8 @@ class JobState:
                     state=event.phase,
                     peaks=state_memory.peaks(state, event.memory),
                 )
+            case ev.PeakRose():
+                return replace(state, peaks=state_memory.peaks(state, event.memory))
             case ev.OomOccurred():
                 return state_memory.out_of_memory(state, event)
             case ev.LeakFound():
