@@ -25,7 +25,7 @@ import jobs
 
 from oomrun.core import events as ev
 
-BATCH, STEPS, SETTLED = 128, 40, 28
+BATCH, STEPS, SETTLED = 128, 24, 12
 LIMITS_MIB = (600, 200)
 SCRIPT = f"""\
 import json, os, time
@@ -79,6 +79,9 @@ def run(folder: Path, shares: str) -> dict[str, Any]:
         "shares_and_micro_batches": planned,
         "step_s": statistics.median(times[SETTLED:]),
         "exhaustions": len(job.events(ev.OomOccurred)),
+        "exhaustions_when_settled": sum(
+            oom.step >= SETTLED for oom in job.events(ev.OomOccurred)
+        ),
         "attempts": len(job.events(ev.AttemptStarted)),
     }
 

@@ -17,9 +17,11 @@ from urllib.parse import parse_qs, urlsplit
 import kubernetes_validate
 import yaml
 
-from kubernetes_jobs import check_schema
+import fake_discovery
+from kubernetes_jobs import check_whole
 
 VERSION = "1.34"
+_MAIN = ("jobs", "jobsets", "mpijobs", "trainjobs")
 Manifest = dict[str, Any]
 
 
@@ -34,6 +36,8 @@ class FakeCluster:
         self.without_log: set[str] = set()
         #: What happens when a kind is asked for, one thing each time.
         self.script: dict[str, list[Callable[[], object]]] = {}
+        #: What becomes of each job that is made, in turn.
+        self.lives: list[Callable[[], object]] = []
         #: So many requests fail as while a server restarts.
         self.broken = 0
         self.made = 0
@@ -70,26 +74,38 @@ class FakeCluster:
     def names(self, plural: str) -> list[str]:
         return [name for kind, _, name in self.objects if kind == plural]
 
-    def finish(self, name: str, condition: str, reason: str = "") -> None:
-        """Ends a Job, as its controller would."""
-        for (plural, _, found), manifest in self.objects.items():
-            if plural == "jobs" and found == name:
+    def finish(
+        self, name: str, condition: str, reason: str = "", plural: str = "jobs"
+    ) -> None:
+        """Ends a Job, or what an operator has instead, as its controller would."""
+        for (kind, _, found), manifest in self.objects.items():
+            if kind == plural and found == name:
                 made = {"type": condition, "status": "True", "reason": reason}
                 manifest["status"] = {"conditions": [made]}
 
     def add_pod(
-        self, job: str, name: str, status: Manifest, namespace: str = "default"
+        self,
+        job: str,
+        name: str,
+        status: Manifest,
+        namespace: str = "default",
+        plural: str = "jobs",
     ) -> None:
-        """A pod of a Job, with this status."""
+        """A pod of a job, with this status."""
         self.made += 1
-        uid = self.objects["jobs", namespace, job]["metadata"]["uid"]
+        owner = self.objects[plural, namespace, job]["metadata"]
+        uid = owner["uid"]
         self.objects["pods", namespace, name] = {
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {
                 "name": name, "namespace": namespace,
-                "labels": {"batch.kubernetes.io/controller-uid": uid},
+                "labels": {
+                    **owner["labels"],
+                    "batch.kubernetes.io/controller-uid": uid,
+                },
                 "creationTimestamp": f"2026-01-01T00:00:{self.made:02d}Z",
             },
+            "spec": {"containers": [{"name": "worker", "image": "x"}]},
             "status": status,
         }  # fmt: skip
 
@@ -115,6 +131,11 @@ def _handler(cluster: FakeCluster) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(length) or b"{}") if length else {}
             url = urlsplit(self.path)
             cluster.requests.append((method, url.path))
+            found = fake_discovery.answer(url.path)
+            if found is not None:
+                return self._reply(200, found)
+            if "/namespaces/" not in url.path:
+                return self._fail(404, "NotFound", "there is no such path")
             parts = url.path.split("/namespaces/")[1].split("/")
             namespace, plural, *rest = parts
             if plural in cluster.forbidden:
@@ -145,16 +166,19 @@ def _handler(cluster: FakeCluster) -> type[BaseHTTPRequestHandler]:
             key = (plural, namespace, body["metadata"]["name"])
             if key in cluster.objects:
                 return self._fail(409, "AlreadyExists", f"{key[2]} already exists")
-            if plural != "podmonitors":
-                try:
-                    check_schema(body, VERSION)
-                except kubernetes_validate.ValidationError as error:
-                    return self._fail(422, "Invalid", error.message)
+            try:
+                check_whole(body, VERSION)
+            except kubernetes_validate.ValidationError as error:
+                return self._fail(422, "Invalid", error.message)
+            except AssertionError as error:
+                return self._fail(422, "Invalid", str(error))
             if body["metadata"].get("namespace", namespace) != namespace:
                 return self._fail(400, "BadRequest", "the namespaces do not match")
             cluster.made += 1
             body["metadata"] |= {"namespace": namespace, "uid": f"uid-{cluster.made}"}
             cluster.objects[key] = body
+            if plural in _MAIN and cluster.lives:
+                cluster.lives.pop(0)()
             return self._reply(201, body)
 
         def _list(self, plural: str, namespace: str, query: dict[str, Any]) -> None:
@@ -169,7 +193,19 @@ def _handler(cluster: FakeCluster) -> type[BaseHTTPRequestHandler]:
                 if (kind, where) == (plural, namespace)
                 and wanted.items() <= manifest["metadata"].get("labels", {}).items()
             ]
-            self._reply(200, {"apiVersion": "v1", "kind": "List", "items": items})
+            for text in query.get("fieldSelector", ()):
+                name = text.removeprefix("metadata.name=")
+                items = [each for each in items if each["metadata"]["name"] == name]
+            if "watch" in query:
+                return self._watched(items)
+            kind = f"{fake_discovery.kind_of(plural)}List"
+            listed = {"apiVersion": items[0]["apiVersion"] if items else "v1"}
+            self._reply(200, {**listed, "kind": kind, "metadata": {}, "items": items})
+
+        def _watched(self, items: list[Manifest]) -> None:
+            """What there is, and the end: whoever watches asks again."""
+            change = {"type": "MODIFIED", "object": items[0]} if items else ""
+            self._reply(200, change)
 
         def _fail(self, code: int, reason: str, message: str) -> None:
             self._reply(

@@ -18,11 +18,16 @@ from pathlib import Path
 
 from oomrun.core import event_json
 from oomrun.core import events as ev
+from oomrun.core.machine import Collection, GpuReading, MachineReading
 from oomrun.core.state import JobState
+from oomrun.devices.sampling import read_host
 from oomrun.metrics.catalogue import JobStateCollector
 from prometheus_server import Prometheus
 
-__all__ = ["GPU", "SCRAPE_S", "as_on_gpu", "fill", "openmetrics", "watched_run"]
+__all__ = [
+    "GPU", "SCRAPE_S", "as_on_gpu", "fill", "machine_with_gpus", "openmetrics",
+    "watched_run",
+]  # fmt: skip
 
 SCRAPE_S = 5.0
 GPU = "GPU-00000000-1111-2222-3333-444444444444"
@@ -50,19 +55,51 @@ def as_on_gpu(events: list[ev.Event]) -> list[ev.Event]:
     return [event_json.from_json(item) for item in json.loads(text)]
 
 
-def openmetrics(*runs: list[ev.Event], more: str = "") -> str:
-    """The scrapes of these runs; ``more`` is put at the end.
+def machine_with_gpus() -> MachineReading:
+    """This host, and by hand the GPU of ``as_on_gpu`` and a part of another."""
+    parent = GPU.replace("0000-1111", "0001-1111")
+    gpus = (
+        GpuReading(
+            id=GPU, kind="gpu", model="a GPU", gpu_uuid=GPU, total_bytes=2**34,
+            used_bytes=2**30, utilization=0.5, temperature_c=60, power_w=300,
+        ),
+        GpuReading(
+            id="MIG-1", kind="mig", model="a part of a GPU", gpu_uuid=parent,
+            gpu_instance_id="7", total_bytes=2**33, used_bytes=2**20,
+        ),
+    )  # fmt: skip
+    return MachineReading(
+        host=replace(
+            read_host(), peak_bytes=2**20, oom_kills=0,
+            pressure_s={"some": 0.5, "full": 0.1},
+        ),
+        gpus=gpus,
+        driver_version="555.42.02",
+        collections={"nvml": Collection(success=True, seconds=0.001)},
+    )  # fmt: skip
 
-    The parts of a histogram are series like others: Prometheus keeps them so too.
+
+def openmetrics(
+    *runs: list[ev.Event], more: str = "", machine: MachineReading | None = None
+) -> str:
+    """The scrapes of these runs, and of the machine that the last one runs on.
+
+    ``more`` is put at the end. The parts of a histogram are series like others:
+    Prometheus keeps them so too, and adds the instance that it scraped.
     """
     series: dict[str, list[str]] = {}
     for events in runs:
+        told = machine if events is runs[-1] else None
         for moment, state in _scrapes(events):
-            for family in JobStateCollector(lambda state=state: [state]).collect():  # type: ignore[misc]
+            collector = JobStateCollector(
+                lambda state=state: [state],  # type: ignore[misc]
+                lambda told=told: told,  # type: ignore[misc]
+            )
+            for family in collector.collect():
                 for sample in family.samples:
+                    named = {**sample.labels, "instance": state.name}
                     labels = ",".join(
-                        f"{name}={json.dumps(value)}"
-                        for name, value in sample.labels.items()
+                        f"{name}={json.dumps(value)}" for name, value in named.items()
                     )
                     line = f"{sample.name}{{{labels}}}"
                     value = f"{float(sample.value)!r} {moment:.3f}"

@@ -90,7 +90,7 @@ def main() -> int:
 
 def draw(board: dict[str, Any], source: Source, target: Path) -> None:
     """One board as one picture."""
-    panels = board["panels"]
+    panels = _down_to_the_last_with_data(board["panels"], source)
     rows = max(p["gridPos"]["y"] + p["gridPos"]["h"] for p in panels) + 2
     figure = pyplot.figure(figsize=(WIDTH, rows * ROW), facecolor=BACK)
     figure.text(0.01, 1 - 0.9 / rows, board["title"], color=INK, size=14, weight="bold")
@@ -105,6 +105,18 @@ def draw(board: dict[str, Any], source: Source, target: Path) -> None:
         _panel(figure, panel, box, source, rows)
     figure.savefig(target, dpi=80, facecolor=BACK)
     pyplot.close(figure)
+
+
+def _down_to_the_last_with_data(
+    panels: list[dict[str, Any]], source: Source
+) -> list[dict[str, Any]]:
+    """Without the rows at the end of which this run knows nothing: it had no GPU."""
+    told = [
+        panel["gridPos"]["y"]
+        for panel in panels
+        if any(list(source.series(query)) for query in panel.get("targets", ()))
+    ]
+    return [panel for panel in panels if panel["gridPos"]["y"] <= max(told)]
 
 
 def _panel(

@@ -104,7 +104,7 @@ class _Group:
     ) -> None:
         # The first one reports for all: others are silent for as long as all is well.
         silent = replace(timing, hang_after=None)
-        self.workers = workers
+        self.workers, self._timing = workers, timing
         self.seen = [
             Watch(attempt, silent if n else timing, of_group=len(workers) > 1)
             for n in range(len(workers))
@@ -113,7 +113,7 @@ class _Group:
         self._failed: list[int] = []  # before we ended any
         self._hanging: list[int] = []  # of those that another has lost
         self._lost_until: float | None = None
-        self._given_up = False
+        self._given_up = self._first_has_ended = False
 
     def each(self) -> Iterator[tuple[Watched, Watch]]:
         """All of them, in the order of their ranks."""
@@ -137,12 +137,15 @@ class _Group:
         for worker, seen in self.each():
             if not worker.exited():
                 seen.press(worker, stops)
-        if self.seen[0].timed_out and not self._dumped:
+        if any(seen.timed_out for seen in self.seen) and not self._dumped:
             self._dump()
 
     def look(self) -> None:
         """Has all of them end where one has failed."""
         self._looked_at = {n for n, w in enumerate(self.workers) if w.exited()}
+        if 0 in self._looked_at and not self._first_has_ended:
+            self._first_has_ended = True
+            self._watch_others()
         if self._given_up:
             return
         for rank, (worker, seen) in enumerate(self.each()):
@@ -162,6 +165,11 @@ class _Group:
             for worker, seen in self.each():
                 if not worker.exited():
                     seen.give_up()
+
+    def _watch_others(self) -> None:
+        """Nobody reports for them any more; from now on their silence counts."""
+        for seen in self.seen[1:]:
+            seen.timing, seen.heard_at = self._timing, time.monotonic()
 
     def _note_hanging(self, now: float) -> None:
         """One says that another has gone, and that one is there: it hangs."""

@@ -19,7 +19,9 @@ __all__ = ["Connection"]
 _CHUNK_BYTES = 64 * 1024
 _SEND_S = 30.0
 # Half a minute of silence from a machine's kernel, and it counts as gone.
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4,
+              # Where something is on its way nothing else is asked: milliseconds.
+              "TCP_USER_TIMEOUT": 30_000}  # fmt: skip
 
 
 class Connection:

@@ -224,6 +224,11 @@ class Gang:
                 f"cannot listen for members: {why}", where=where
             ) from None
 
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._listener.getsockname()[1])
+
     def assemble(self) -> list[Inventory]:
         """Waits until all are there; the hosts of members 1, 2, … as they are now.
 

@@ -26,7 +26,10 @@ from oomrun.channel import Lines, encode
 from oomrun.core.errors import LaunchError
 from oomrun.core.launch import CHANNEL_FD, RUN_TOKEN
 
-__all__ = ["Ended", "Worker", "become_subreaper", "sweep"]
+__all__ = ["SPARED", "Ended", "Worker", "become_subreaper", "sweep"]
+
+#: Environment variable: of the process, by its id, whose ``sweep`` spares this one.
+SPARED = "OOMRUN_SPARED_BY"
 
 _PR_SET_CHILD_SUBREAPER = 36
 _CHUNK_BYTES = 64 * 1024
@@ -260,7 +263,13 @@ def _leftovers(run_id: str, descendants: bool) -> list[psutil.Process]:
             ours = process.environ().get(RUN_TOKEN) == run_id != ""
             if ours and process.uids().real == own:
                 found.append(process)
-    return [process for process in found if _alive(process)]
+    return [p for p in found if _alive(p) and not _spared(p)]
+
+
+def _spared(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error, OSError):
+        return process.environ().get(SPARED) == str(os.getpid())
+    return False
 
 
 def _alive(process: psutil.Process) -> bool:

@@ -62,6 +62,11 @@ class RunDir:
         return self.path / "lock"
 
     @property
+    def host_memory(self) -> Path:
+        """How full the host's memory is; gone where its supervisor ended by itself."""
+        return self.path / "host-memory.json"
+
+    @property
     def checkpoints(self) -> Path:
         """Where checkpoints go unless the job file names another folder."""
         return self.path / "checkpoints"

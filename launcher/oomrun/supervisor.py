@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import oomrun
-from oomrun import devices, known_runs, takeover
+from oomrun import devices, host_memory, known_runs, takeover
 from oomrun.attempts import watch
 from oomrun.core import diagnosis, group_planning, policy
 from oomrun.core import events as ev
@@ -117,11 +117,13 @@ def supervise(
             return Outcome(
                 exit_code=0, reason="this run is complete", state=state, already=True
             )
+        killed = host_memory.ran_out(job.run_dir.host_memory, host.read())
+        stack.enter_context(host_memory.kept(job.run_dir.host_memory, host.read))
         run = _Run(job, recorder, stops, look, gang)
         if state.attempt_open:
             run.expect(_planned_bytes(state))
         try:
-            return run.to_the_end(_begin(job, recorder, journal.events))
+            return run.to_the_end(_begin(job, recorder, journal.events, killed))
         finally:
             sweep(recorder.state.run_id, descendants=job.owns_process)
 
@@ -153,7 +155,7 @@ def _start_over(job: Job) -> None:
 
 
 def _begin(
-    job: Job, recorder: Recorder, events: Sequence[ev.Event]
+    job: Job, recorder: Recorder, events: Sequence[ev.Event], killed: str = ""
 ) -> Diagnosis | None:
     """Opens the run in the journal; gives the last attempt's end if it is undecided."""
     before = recorder.state
@@ -178,7 +180,7 @@ def _begin(
     reason = takeover.reason(before)
     recorder.record(ev.RunResumed(at=now(), pid=os.getpid(), reason=reason))
     if before.attempt_open:
-        ended = takeover.end_of_lost_attempt(before)
+        ended = takeover.end_of_lost_attempt(before, killed)
         recorder.record(attempt_ended(before.attempt, ended, Evidence()))
         return ended
     undecided = takeover.undecided(events)

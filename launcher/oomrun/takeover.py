@@ -87,16 +87,22 @@ def reason(state: JobState) -> str:
     return "oomrun itself was killed"
 
 
-def end_of_lost_attempt(state: JobState) -> Diagnosis:
+def end_of_lost_attempt(state: JobState, host_oom: str = "") -> Diagnosis:
     """Why the attempt ended that no supervisor saw the end of.
 
     What its worker reported counts as ever; without a report it was taken down along
     with its supervisor, as when the machine is taken away.
+
+    Args:
+        state: the run as its journal has it.
+        host_oom: what was seen of host memory, if that says that it ran out.
     """
     oom, leak = state.last_oom, state.last_leak
     restarting = leak is not None or (oom is not None and oom.recovery == "restart")
     if state.script is not None or restarting:
         return diagnose(Evidence(script=state.script, oom=oom, leak=leak))
+    if host_oom:
+        return Diagnosis(cause=Cause.HOST_OOM, summary=host_oom, container=True)
     return Diagnosis(
         cause=Cause.PREEMPTION, summary="oomrun was killed, and the attempt with it"
     )

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from oomrun import attempts, launching
-from oomrun.cli import main
+from oomrun import hosts, launching
+from oomrun.cli import host_agent, main
 
 WORKER = Path(__file__).with_name("killable_worker.py")
 
@@ -21,7 +21,8 @@ class Job(launching.Job):
     """A job whose worker is ours, and that waits less."""
 
     def __init__(self, **settings: Any) -> None:
-        settings["worker_argv"] = (sys.executable, str(WORKER), sys.argv[1])
+        mode = os.environ["DRIVE_MODE"]
+        settings["worker_argv"] = (sys.executable, str(WORKER), mode)
         settings["timing"] = dataclasses.replace(
             settings["timing"],
             kill_after_s=0.5,
@@ -31,7 +32,14 @@ class Job(launching.Job):
         super().__init__(**settings)
 
 
-if __name__ == "__main__":
-    assert attempts.Timing
+def agent() -> int:
+    """The same on another host."""
     launching.Job = Job  # type: ignore[misc]
+    return host_agent.main()
+
+
+if __name__ == "__main__":
+    os.environ["DRIVE_MODE"] = sys.argv[1]
+    launching.Job = Job  # type: ignore[misc]
+    hosts.AGENT = "drive_agent"
     sys.exit(main(sys.argv[2:]))

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,10 +48,16 @@ class Job:
         return RunDir(self.folder / "runs" / NAME)
 
     def start(
-        self, *options: str, env: Mapping[str, str] | None = None
+        self,
+        *options: str,
+        env: Mapping[str, str] | None = None,
+        inside: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
-        """``oomrun job.yaml`` in a process of its own; what it says goes to a file."""
-        argv = [*OOMRUN, "job.yaml", "--view", "plain", *options]
+        """``oomrun job.yaml`` in a process of its own; what it says goes to a file.
+
+        ``inside`` are words to put before the command.
+        """
+        argv = [*inside, *OOMRUN, "job.yaml", "--view", "plain", *options]
         # What another test has learnt of a model must not change this one.
         env = {"XDG_CACHE_HOME": str(self.folder / "cache"), **(env or {})}
         with open(self.folder / "said", "ab") as said:

@@ -120,6 +120,9 @@ def run(mode: str) -> int:
         case "slow":
             train(500)
             ended()
+        case "a-second":
+            train(50)
+            ended()
         case "raises":
             ended("raised", 1, exception="ValueError", message="no", location="t.py:3")
             return 1

@@ -110,6 +110,16 @@ def test_one_that_is_frozen_is_ended_too(run: Run, folder: Path) -> None:
     assert of_this_run(folder) == []
 
 
+def test_one_that_outlives_the_first_may_hang(run: Run, folder: Path) -> None:
+    timing = replace(PATIENT, hang_after=3.0, dump_s=1.0)
+    outcome = run(
+        "finishes+freezes", text=TWO.replace("crash: 0", "hang: 0"), timing=timing
+    )
+    assert (outcome.exit_code, causes(folder)) == (1, ["hang"])
+    assert outcome.state.failed_rank == 1
+    assert of_this_run(folder) == []
+
+
 def test_where_one_hangs_all_say_where_they_are(run: Run, folder: Path) -> None:
     timing = replace(PATIENT, hang_after=5.0, dump_s=5.0)
     outcome = run("hangs-once+hangs-once", text=TWO, timing=timing)

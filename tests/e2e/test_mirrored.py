@@ -65,3 +65,57 @@ def test_three_devices_in_passes(tmp_path: Path, plain: Path) -> None:
     assert run.run() == 0, run.everything()
     assert jobs.distance(tmp_path / "weights.npz", plain) < 1e-10, run.everything()
     assert shares(run) == [("cpu:0", 32, 20), ("cpu:1", 32, 20), ("cpu:2", 32, 20)]
+
+
+# A pass takes about 0.6 MiB a sample. In the second epoch a neighbour takes all but
+# 40 MiB of what the two devices have together.
+LARGE = """
+import keras, numpy as np, tensorflow as tf
+keras.config.set_floatx("float64")
+keras.utils.set_random_seed(3)
+random = np.random.default_rng(0)
+x = random.normal(size=(250, 8))
+y = np.sin(x @ random.normal(size=(8, 1)))
+model = keras.Sequential([
+    keras.Input((8,)),
+    keras.layers.Dense(16384),
+    keras.layers.Activation("tanh"),
+    keras.layers.Activation("sigmoid"),
+    keras.layers.Activation("tanh"),
+    keras.layers.Dense(1),
+])
+model.compile(keras.optimizers.Adam(0.0001), "mse", metrics=["mae"])
+class Neighbour(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            used = tf.config.experimental.get_memory_info("CPU:0")["current"]
+            pieces = ((200 - 40) * 2**20 - used) // 2**20
+            self.taken = [tf.zeros([2**17], tf.float64) for _ in range(pieces)]
+history = model.fit(
+    x, y, batch_size=96, epochs=2, verbose=0, callbacks=[Neighbour()]
+).history
+values = [np.asarray(history[name]) for name in ("loss", "mae")]
+np.savez("weights.npz", *model.get_weights(), *values)
+"""
+
+
+def test_the_device_that_runs_out_of_memory_makes_smaller_passes(
+    tmp_path: Path,
+) -> None:
+    more = "strategy: mirrored\ndevices: {cpu: 2, memory: 100MiB}\n"
+    run = jobs.make(tmp_path, LARGE, more)
+    assert run.run() == 0, run.everything()
+    assert len(run.events(ev.AttemptStarted)) == 1
+    ooms = run.events(ev.OomOccurred)
+    assert ooms, run.everything()
+    assert {oom.recovery for oom in ooms} == {"in_process"}
+    # Which one asks for too much is the race's; it alone makes smaller passes.
+    sizes = {"cpu:0": 48, "cpu:1": 48}
+    for oom in ooms:
+        assert oom.micro_batch_size == sizes[oom.device]
+        sizes[oom.device] //= 2
+    last = {device: (share, size) for device, share, size in shares(run)}
+    assert last == {device: (48, size) for device, size in sizes.items()}
+    (plain := tmp_path / "plain").mkdir()
+    jobs.python(tmp_path / "train.py", cwd=plain)
+    assert jobs.distance(tmp_path / "weights.npz", plain / "weights.npz") < 1e-10

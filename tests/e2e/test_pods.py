@@ -136,7 +136,7 @@ def trained_as_one(pods: Pods) -> None:
         assert jobs.distance(pods.weights()[0], expected) < 1e-10, pods.everything()
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_pod_is_killed(pods: Pods, killed: int) -> None:
     for index in (0, 1):
         pods.start(index, {"SLOW": "1"})

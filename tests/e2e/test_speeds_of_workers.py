@@ -7,6 +7,7 @@ from pathlib import Path
 import jobs
 
 from oomrun.core import events as ev
+from oomrun.core.state import replay
 
 # Each pass of worker 1 has much more to compute, which changes nothing.
 SCRIPT = """
@@ -47,6 +48,7 @@ def test_who_is_slower_does_less(tmp_path: Path) -> None:
     assert (of["cpu:0"][0], of["cpu:1"][0]) == (48, 48)
     assert of["cpu:1"][-1] < of["cpu:0"][-1], of
     assert of["cpu:1"][-1] + of["cpu:0"][-1] == 96
+    assert set(replay(run.events()).peaks) == {"cpu:0", "cpu:1"}
     (plain := tmp_path / "plain").mkdir()
     jobs.python(tmp_path / "train.py", cwd=plain)
     weights = [tmp_path / f"weights-{rank}.npz" for rank in range(2)]

@@ -18,7 +18,7 @@ from oomrun.kubernetes.submission import Shipped, Submission
 
 KINDS = {
     "ServiceAccount", "ConfigMap", "PersistentVolumeClaim", "NetworkPolicy", "Job",
-    "PodMonitor",
+    "PodMonitor", "Service", "JobSet", "MPIJob", "TrainJob", "TrainingRuntime",
 }  # fmt: skip
 words = st.text(
     st.sampled_from("ab0-._/:=Z \n\"'{}$(%é"), max_size=8
@@ -37,6 +37,9 @@ sections = st.fixed_dictionaries(
         "volume": st.fixed_dictionaries({"claim": words}) | st.just({"size": "1GiB"}),
         "cpu": st.integers(1, 9) | words,
         "pod_monitor": pairs,
+        "mode": st.sampled_from(["job", "jobset", "mpijob", "trainjob"]),
+        "pods": st.integers(1, 3),
+        "gpus": st.integers(0, 3),
     },
 )
 
@@ -44,7 +47,12 @@ sections = st.fixed_dictionaries(
 def loaded(section: dict[str, Any]) -> JobSpec:
     """The job with all of the section that is good."""
     while True:
-        document = {"name": "digits", "script": "t.py", "kubernetes": section}
+        document = {
+            "name": "digits",
+            "script": "t.py",
+            "strategy": "horovod",
+            "kubernetes": section,
+        }
         text = json.dumps(document)
         found = jobfile.examine(text, filename="job.yaml", environment={})
         if found.spec is not None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
@@ -20,6 +21,7 @@ from oomrun.core.state import JobState, replay
 from oomrun.core.status import status_json
 from oomrun.core.words import describe
 from oomrun.metrics.catalogue import JobStateCollector
+from oomrun.metrics.exposition import Encoders
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -234,6 +236,27 @@ def test_openmetrics_parses_and_status_and_words_exist(
         if "run" in sample.labels
     }
     assert runs == {name}
+
+
+ENCODERS = Encoders()  # of many runs, as `oomrun monitor` has them
+
+
+@given(st.text(min_size=1, max_size=20), st.lists(events, max_size=12))
+@settings(max_examples=40, deadline=None)
+def test_lines_that_are_kept_are_those_of_the_library(
+    name: str, happened: list[ev.Event]
+) -> None:
+    state = replay([started(name)])
+    kept = CollectorRegistry()
+    kept.register(JobStateCollector(lambda: [state]))
+    for event in [None, *happened]:
+        state = state.after(event) if event else state
+        for accept in ("", "application/openmetrics-text;version=1.0.0"):
+            expected, kind = choose_encoder(accept)
+            encode, content_type = ENCODERS.choose(accept)
+            assert content_type == kind
+            # What was kept from the events before is the same as what is read anew.
+            assert encode(kept) == expected(registry(state))
 
 
 @given(st.lists(events, max_size=12))

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from oomrun.monitoring import export
-from oomrun.monitoring.alerts import ALERTS
+from oomrun.monitoring.alerts import ALERTS, RECORDED
 
 pytestmark = pytest.mark.skipif(
     not shutil.which("promtool"),
@@ -32,6 +32,14 @@ STARTED = 'oomrun_run_start_timestamp_seconds{run="r"}'
 FAILED = 'oomrun_checkpoint_failures_total{run="r"}'
 ALIVE = 'oomrun_workers_alive{run="r"}'
 EXPECTED = 'oomrun_workers_expected{run="r"}'
+
+
+HOST_USED = 'oomrun_host_memory_used_bytes{instance="h"}'
+HOST_LIMIT = 'oomrun_host_memory_limit_bytes{instance="h"}'
+
+
+def reads(collector: str) -> str:
+    return f'oomrun_collector_success{{instance="h", collector="{collector}"}}'
 
 
 def state(name: str) -> str:
@@ -170,6 +178,19 @@ CASES = {
             },
         ),
     ),
+    "OomrunHostMemoryHigh": Case(
+        {HOST_USED: "95x20", HOST_LIMIT: "100x20"}, "10m", {"instance": "h"},
+        "h: 95% of the host's memory is in use",
+        (
+            {HOST_USED: "85x20", HOST_LIMIT: "100x20"},
+            {HOST_USED: "95x3 50x20", HOST_LIMIT: "100x25"},
+        ),
+    ),
+    "OomrunCollectorFailing": Case(
+        {reads("nvml"): "0x20", reads("host"): "1x20"}, "15m",
+        {"instance": "h", "collector": "nvml"}, "h: nvml cannot be read",
+        ({reads("nvml"): "1x20"}, {reads("nvml"): "0x5 1x20"}, {reads("host"): "1x20"}),
+    ),
 }  # fmt: skip
 
 
@@ -234,4 +255,13 @@ def test_prometheus_takes_the_rules(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(ALERTS)} rules found" in done.stdout
+    assert f"{len(ALERTS) + len(RECORDED)} rules found" in done.stdout
+
+
+def test_what_is_recorded(tmp_path: Path) -> None:
+    (name,) = RECORDED
+    expected = {"expr": name, "eval_time": "5m", "exp_samples": [
+        {"labels": f'{name}{{run="r"}}', "value": 0.03}]}  # fmt: skip
+    series = the_test("OomrunStalled", {HEADROOM: "3x20", LIMIT: "100x20"}, "5m")
+    done = run_promtool(tmp_path, [{**series, "promql_expr_test": [expected]}])
+    assert done.returncode == 0, done.stdout + done.stderr

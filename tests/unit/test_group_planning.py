@@ -77,6 +77,33 @@ def test_a_command_is_refused() -> None:
         plan_for(spec, MACHINE, JobState())
 
 
+def test_mirrored_is_one_worker_for_all_devices() -> None:
+    plan = plan_for(replace(SPEC, strategy="mirrored"), MACHINE, JobState())
+    assert (plan.strategy, ranks(plan)) == ("mirrored", 1)
+    found = [(d.id, d.rank, d.limit_bytes, d.budget_bytes) for d in plan.devices]
+    assert found == [
+        ("cpu:0", 0, 600 * MIB, 552 * MIB),
+        ("cpu:1", 1, 200 * MIB, 184 * MIB),
+    ]
+    assert any("share one allocator" in note for note in plan.notes)
+
+
+def test_auto_takes_all_gpus() -> None:
+    spec = replace(SPEC, strategy="auto", devices=Gpus(), memory=MemorySpec())
+    plan = plan_for(spec, MACHINE, JobState(), horovod=True)
+    assert plan.strategy == "mirrored"
+    assert [device.id for device in plan.devices] == ["GPU-a", "GPU-b"]
+    assert plan.strategy_reason.startswith("auto: 2 devices of one host")
+
+
+def test_auto_with_one_device_is_planned_as_single() -> None:
+    spec = replace(SPEC, strategy="auto", devices=Cpus(), memory=MemorySpec())
+    assert plan_for(spec, MACHINE, JobState(), horovod=True) == plan_for(
+        spec, MACHINE, JobState()
+    )
+    assert plan_for(spec, MACHINE, JobState()).strategy == "single"
+
+
 def test_other_strategies_are_planned_as_before() -> None:
     spec = replace(SPEC, strategy="single", devices=Cpus(), memory=MemorySpec())
     plan = plan_for(spec, MACHINE, JobState())

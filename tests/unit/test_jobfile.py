@@ -527,7 +527,7 @@ _REFUSED = f"is not in oomrun {VERSION} yet"
         (
             "batch: {size: 5}",
             "3:9: batch.size: expected a known key, got size (known: global, micro, "
-            "batch_norm)",
+            "batch_norm, shares)",
         ),
         (
             "batch:",
@@ -773,7 +773,6 @@ def test_command_goes_without_args() -> None:
 @pytest.mark.parametrize(
     ("text", "place", "what"),
     [
-        ("strategy: mirrored", "3:11: strategy", "the strategy mirrored"),
         (
             "strategy: multi_worker_mirrored",
             "3:11: strategy",
@@ -800,25 +799,36 @@ def test_later_features_are_refused_by_name(text: str, place: str, what: str) ->
 @pytest.mark.parametrize(
     ("text", "place", "what"),
     [
-        ("devices: [0, 2]", "3:10: devices", "strategy auto trains on one device"),
-        ("devices: {cpu: 2}", "3:16: devices.cpu", "strategy auto trains on one"),
+        (
+            "strategy: single\ndevices: [0, 2]",
+            "4:10: devices",
+            "strategy single trains on one device, got 2",
+        ),
         (
             "strategy: single\ndevices: {cpu: 2}",
             "4:16: devices.cpu",
-            "strategy single trains on one device",
+            "strategy single trains on one device, got 2",
         ),
     ],
 )
-def test_several_devices_need_a_strategy(text: str, place: str, what: str) -> None:
+def test_several_devices_are_not_for_one(text: str, place: str, what: str) -> None:
     (problem,) = problems(MINIMAL + text + "\n")
     assert str(problem).startswith(f"job.yaml:{place}: {what}")
-    assert "strategy: horovod" in problem.hint
+    assert "strategy: auto" in problem.hint
 
 
-def test_several_devices_with_horovod() -> None:
-    spec = with_keys("strategy: horovod\ndevices: {cpu: 2, memory: [600MiB, 200MiB]}")
+@pytest.mark.parametrize("strategy", ["auto", "mirrored", "horovod"])
+def test_several_devices(strategy: str) -> None:
+    devices = "devices: {cpu: 2, memory: [600MiB, 200MiB]}"
+    spec = with_keys(f"strategy: {strategy}\n{devices}")
     assert spec.devices == Cpus(count=2)
-    assert spec.memory.limit == (Bytes(600 * 2**20), Bytes(200 * 2**20))
+
+
+@pytest.mark.parametrize("strategy", ["auto", "mirrored", "horovod"])
+def test_several_devices_are_not_for_a_command(strategy: str) -> None:
+    text = f"name: digits\ncommand: [./a]\ndevices: {{cpu: 2}}\nstrategy: {strategy}\n"
+    (problem,) = problems(text)
+    assert f"strategy {strategy}" in problem.message
 
 
 def test_a_command_has_workers_of_its_own() -> None:
@@ -835,7 +845,6 @@ def test_later_features_are_checked_all_the_same() -> None:
         "kubernetes",
         "kubernetes.gpus",
         "kubernetes.imge",
-        "devices.cpu",
         "devices.memory",
     ]
 
@@ -871,10 +880,8 @@ metrics: {listen: "127.0.0.1:9464"}
 kubernetes: {image: registry/train:1, gpus: 4}
 """
     )
-    assert len(found) == 3
-    later = [problem for problem in found if _REFUSED in problem.message]
-    # Also: several GPUs in a pod with strategy auto, of which one would be used.
-    assert {p.path for p in found} - {p.path for p in later} == {"kubernetes.gpus"}
+    assert len(found) == 2
+    assert all(_REFUSED in problem.message for problem in found)
 
 
 def test_all_problems_are_reported_together_in_the_order_of_the_file() -> None:
@@ -887,7 +894,7 @@ batch: {global: 1_000, micro: on}
 memory:
   headroom: 120%
   limt: 20G
-strategy: mirrored
+strategy: multi_worker_mirrored
 """
     )
     assert [(problem.line, problem.path) for problem in found] == [

@@ -186,10 +186,80 @@ def test_render_does_without_a_client_or_anything_heavy(folder: Path) -> None:
 
 
 def test_the_committed_base_is_the_generated_one(folder: Path) -> None:
-    runpy.run_path(str(K8S / "generate.py"))["generate"](folder / "base")
-    made = {path.name: path.read_text() for path in (folder / "base").iterdir()}
-    kept = {path.name: path.read_text() for path in (K8S / "base").iterdir()}
-    assert made == kept, "run: python k8s/generate.py"
+    runpy.run_path(str(K8S / "generate.py"))["generate"](folder)
+
+    def below(root: Path) -> dict[str, str]:
+        return {
+            str(path.relative_to(root)): path.read_text()
+            for part in ("base", "overlays")
+            for path in (root / part).rglob("*.yaml")
+        }
+
+    assert below(folder) == below(K8S), "run: python k8s/generate.py"
+
+
+GENERATE = runpy.run_path(str(K8S / "generate.py"))
+
+
+def patched(value: Any, operations: list[dict[str, Any]]) -> Any:
+    """The object after a JSON Patch."""
+    for operation in operations:
+        *keys, last = [
+            key.replace("~1", "/").replace("~0", "~")
+            for key in operation["path"].split("/")[1:]
+        ]
+        place = value
+        for key in keys:
+            place = place[int(key) if isinstance(place, list) else key]
+        where = int(last) if isinstance(place, list) else last
+        if operation["op"] == "remove":
+            del place[where]
+        else:
+            assert (operation["op"] == "add") == (where not in place) or (
+                isinstance(place, list)
+            )
+            place[where] = operation["value"]
+    return value
+
+
+def built_by_us(folder: Path) -> dict[str, Any]:
+    """What kustomize makes of an overlay: its base, patched, and what it adds."""
+    whole = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    base = folder / whole["resources"][0]
+    names = yaml.safe_load((base / "kustomization.yaml").read_text())["resources"]
+    files = [base / name for name in names]
+    files += [folder / name for name in whole["resources"][1:]]
+    found = {
+        each["kind"]: each for each in map(yaml.safe_load, map(Path.read_text, files))
+    }
+    for patch in whole["patches"]:
+        operations = yaml.safe_load((folder / patch["path"]).read_text())
+        kind = patch["target"]["kind"]
+        found[kind] = patched(found[kind], operations)
+    return found
+
+
+@pytest.mark.parametrize("name", GENERATE["OVERLAYS"])
+def test_an_overlay_is_what_is_rendered(name: str) -> None:
+    wanted = {
+        each["kind"]: each for each in GENERATE["rendered"](GENERATE["OVERLAYS"][name])
+    }
+    assert built_by_us(K8S / "overlays" / name) == wanted
+    for manifest in wanted.values():
+        jobs.check_schema(manifest, "1.34")
+    assert main(["lint", str(K8S / "base")]) == 0
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
+@pytest.mark.parametrize("name", GENERATE["OVERLAYS"])
+def test_kubectl_builds_each_overlay(name: str) -> None:
+    folder = str(K8S / "overlays" / name)
+    done = subprocess.run(
+        ["kubectl", "kustomize", folder], capture_output=True, text=True, check=True
+    )
+    built = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
+    wanted = GENERATE["rendered"](GENERATE["OVERLAYS"][name])
+    assert built == {each["kind"]: each for each in wanted}
 
 
 def test_a_run_here_says_how_large_the_gpu_must_be(

@@ -44,7 +44,7 @@ def test_defaults_are_those_of_the_reference() -> None:
     assert found == KubernetesSpec(image="x")
     said = {
         "gpu_resource: nvidia.com/gpu", "gpu_memory: auto", "cpu: 4", "memory: 16GiB",
-        "shm: 1GiB", "storage: 10GiB", "user: 10001", "retries: 3", "grace: 2min",
+        "shm: 1GiB", "storage: 10GiB", "user: 10001", "retries: 3", "grace: auto",
         "ttl: 1d", "pods: 1", "mode: job", "files: []", "secrets: []",
         "tolerations: []",
     }  # fmt: skip
@@ -180,7 +180,7 @@ def test_text_that_may_be_anything_is_quoted() -> None:
             "kubernetes: {image: x, volume: {claim: a, access: ReadWriteMany}}",
             "claim and access exclude each other",
         ),
-        ("kubernetes: {image: x, gpus: 2}", "trains on one GPU"),
+        ("strategy: single\nkubernetes: {image: x, gpus: 2}", "trains on one GPU"),
         (
             "kubernetes: {image: x, pods: 2, volume: {claim: a}}",
             "with strategy horovod",

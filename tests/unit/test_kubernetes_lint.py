@@ -299,3 +299,42 @@ def test_what_cannot_be_read(text: str, line: int, said: str) -> None:
     with pytest.raises(Unreadable, match=said) as caught:
         read(text)
     assert caught.value.line == line
+
+
+IN_JOB_SET = "spec.replicatedJobs[0].template.spec"
+IN_RUNTIME = f"spec.template.{IN_JOB_SET}"
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "pod_path", "job_path"),
+    [
+        ("jobset", "JobSet", f"{IN_JOB_SET}.template.spec", IN_JOB_SET),
+        ("trainjob", "TrainingRuntime", f"{IN_RUNTIME}.template.spec", IN_RUNTIME),
+        ("mpijob", "MPIJob", "spec.mpiReplicaSpecs.Launcher.template.spec", None),
+    ],
+)
+def test_the_pods_of_operators_are_looked_at(
+    mode: str, kind: str, pod_path: str, job_path: str | None
+) -> None:
+    made = manifests(jobs.submission(f"kubernetes: {{image: x, mode: {mode}}}"))
+    assert not any(lint(made))
+    (owner,) = [each for each in made if each["kind"] == kind]
+    if job_path is None:
+        template = owner["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]
+    else:
+        spec = owner["spec"]["template"]["spec"] if kind != "JobSet" else owner["spec"]
+        job = spec["replicatedJobs"][0]["template"]["spec"]
+        template = job["template"]
+        job["podReplacementPolicy"] = "Never"
+    template["spec"]["securityContext"]["runAsNonRoot"] = False
+    template["spec"]["containers"][0]["volumeMounts"].pop()
+    template["metadata"]["labels"]["a b"] = "c"
+    found = [each.path for findings in lint(made) for each in findings]
+    wanted = {
+        f"{pod_path}.containers[0].securityContext.runAsNonRoot",
+        f"{pod_path}.volumes[3]",
+        f"{pod_path.removesuffix('.spec')}.metadata.labels.a b",
+    }
+    if job_path is not None:
+        wanted |= {f"{job_path}.podReplacementPolicy"}
+    assert set(found) == wanted

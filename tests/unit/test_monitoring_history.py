@@ -6,6 +6,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -23,8 +24,17 @@ pytestmark = pytest.mark.skipif(
 CHOSEN = {
     "$run": ".+", "$device": ".*", "$__rate_interval": "20s", "$__range": "1h",
 }  # fmt: skip
-#: What holds only where something is wrong that was not wrong in this run; the series
-#: that they are made of must be there all the same.
+ROOT = Path(__file__).parents[2]
+PARENT = history.machine_with_gpus().gpus[1].gpu_uuid
+#: As the documents show them, and what they find of which device.
+JOINS = {
+    "DCGM_FI_DEV_FB_USED * on (UUID, GPU_I_ID) group_left (device, model) "
+    "oomrun_gpu_hardware_info": {(history.GPU, 1024.0), ("MIG-1", 16.0)},
+    "nvidia_smi_memory_used_bytes * on (uuid) group_left (device, model) "
+    'oomrun_gpu_hardware_info{GPU_I_ID=""}': {(history.GPU, 2.0**30)},
+    "oomrun_gpu_utilization_ratio * on (device) group_left (run) "
+    "max by (device, run) (oomrun_gpu_info)": {(history.GPU, 0.5)},
+}
 LABEL_VALUES = re.compile(r"label_values\((?P<series>.+), (?P<label>\w+)\)")
 SELECTOR = re.compile(r"\boomrun_\w+(?:\{[^}]*\})?(?!=|\w)")
 
@@ -50,15 +60,19 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
     run = history.watched_run(end=end)
     # No GPU and none of its exporters are here: their series are written by hand.
     bare = history.GPU.removeprefix("GPU-")
+    machine = history.machine_with_gpus()
     others = "".join(
         f"{name} {value} {moment:.3f}\n"
         for name, value in (
             (f'DCGM_FI_DEV_FB_USED{{gpu="0",UUID="{history.GPU}"}}', 1024),
+            (f'DCGM_FI_DEV_FB_USED{{gpu="1",UUID="{PARENT}",GPU_I_ID="7"}}', 16),
             (f'nvidia_smi_memory_used_bytes{{uuid="{bare}"}}', 2**30),
         )
         for moment in (run[0].at + n for n in range(0, int(end - run[0].at), 5))
     )
-    text = history.openmetrics(run, history.as_on_gpu(run), more=others)
+    text = history.openmetrics(
+        run, history.as_on_gpu(run), more=others, machine=machine
+    )
     server = history.fill(tmp_path_factory.mktemp("prometheus"), text)
     yield Known(server, run[0].at, end + 2 * history.SCRAPE_S)
     server.close()
@@ -96,6 +110,17 @@ def test_every_series_of_every_alert_is_there(known: Known, alert: object) -> No
     assert series
     for name in series:
         assert known.has(name), name
+
+
+@pytest.mark.parametrize("query", JOINS)
+def test_other_exporters_join_by_uuid(known: Known, query: str) -> None:
+    documented = (ROOT / "docs" / "monitoring.md").read_text()
+    assert query in documented
+    found = {
+        (series["metric"]["device"], float(series["values"][-1][1]))
+        for series in known.server.history(query, known.start, known.end, 5.0)
+    }
+    assert found == JOINS[query]
 
 
 def test_a_query_for_nothing_finds_nothing(known: Known) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from oomrun.core.errors import LaunchError
+from oomrun.hosts import check_own_name
 from oomrun.ranks import Rendezvous
 
 
@@ -65,3 +67,14 @@ def test_who_each_worker_is(rendezvous: Rendezvous) -> None:
     assert {env["HOROVOD_GLOO_RENDEZVOUS_PORT"] for env in told} == {
         str(rendezvous.port)
     }
+
+
+def test_a_host_that_others_cannot_find_by_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
+    check_own_name("127.0.0.1")  # nobody else has to
+    with pytest.raises(LaunchError, match=r"should be: 192\.0\.2\.1 "):
+        check_own_name("192.0.2.1")
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "192.0.2.7")
+    check_own_name("192.0.2.1")

@@ -76,7 +76,7 @@ def test_examples_and_defaults_are_valid_where_they_stand(
     of_later = [p for p in examined.problems if "is not in oomrun" in p.message]
     if path.startswith("kubernetes."):
         # One key of a section may need another.
-        sections = ("kubernetes", "kubernetes.volume")
+        sections = ("kubernetes", "kubernetes.volume", "kubernetes.pods")
         assert {p.path for p in examined.problems} <= set(sections)
     else:
         assert list(examined.problems) == of_later

@@ -59,7 +59,7 @@ WRONG = [
     "args: [[a]]",
     "env: {A-B: x}",
     "env: {A: true}",
-    "strategy: mirrored",
+    "strategy: multi_worker_mirrored",
     "strategy: best",
     "devices: tpu",
     "devices: []",

@@ -16,16 +16,22 @@ from oomrun.cli import cluster_waiting
 from oomrun.cli.cluster_job import OfThePod, describe_need, read_submission
 from oomrun.cli.cluster_waiting import Waiting, copy_log, look, none_such, say
 from oomrun.cli.jobfile_commands import add_set_option, read_text
-from oomrun.cli.kubernetes_commands import add_version_option, checked_manifests
-from oomrun.cli.run_command import add_run_dir_option, duration
+from oomrun.cli.kubernetes_commands import (
+    add_mode_option,
+    add_version_option,
+    checked_manifests,
+)
+from oomrun.cli.run_command import add_run_dir_option, duration, run_dir_of
 from oomrun.core import jobfile
 from oomrun.core.errors import SpecError
 from oomrun.kubernetes import writing
 from oomrun.kubernetes.cluster import Cluster, ClusterError, connect
 from oomrun.kubernetes.endings import standing
+from oomrun.kubernetes.submission import KINDS
 
 if TYPE_CHECKING:
     from oomrun.core.spec import JobSpec
+    from oomrun.kubernetes.submission import Submission
 
 __all__ = ["add_parsers", "show_status"]
 
@@ -33,7 +39,7 @@ _DELETED_WITHIN_S = 300.0
 _MANAGED_BY = "app.kubernetes.io/managed-by"
 _INSTANCE = "app.kubernetes.io/instance"
 # They have no state; one that is there may be of another form of the job.
-_MADE_ANEW = ("NetworkPolicy", "PodMonitor")
+_MADE_ANEW = ("NetworkPolicy", "PodMonitor", "Service", "TrainingRuntime")
 
 
 def add_parsers(subparsers: Any) -> None:
@@ -50,6 +56,20 @@ def add_parsers(subparsers: Any) -> None:
         "--dry-run", action="store_true", help="print what would be sent, send nothing"
     )
     send.add_argument("--wait", action="store_true", help="and then do as oomrun wait")
+    send.add_argument(
+        "--watch",
+        action="store_true",
+        help="as --wait, and submit the job again where that can help: as it was if "
+        "its pod was taken away, with more host memory up to kubernetes.memory_max if "
+        "the kernel killed it; what was decided is kept in runs/NAME.decisions.jsonl",
+    )
+    send.add_argument(
+        "--resubmits",
+        type=int,
+        default=10,
+        metavar="N",
+        help="with --watch: how often at most (default: 10)",
+    )
     _add_waiting(send)
     stay = _command(
         subparsers, "wait", wait, "wait for a job on a cluster",
@@ -82,29 +102,52 @@ def submit(args: argparse.Namespace) -> int:
         print(writing.documents(made), end="")
         return 0
     cluster = connect(args.context, submission.section.namespace)
-    _make_room(cluster, submission.name, args.job)
+    if args.watch:
+        return _watch(cluster, submission, args)
+    _send(cluster, submission, made, args.job)
+    if args.wait or args.follow:
+        return _wait(cluster, submission.kind, submission.name, args)
+    say(f"`oomrun wait {args.job}` waits for it")
+    return 0
+
+
+def _watch(cluster: Cluster, submission: Submission, args: argparse.Namespace) -> int:
+    from oomrun.cli.resubmitting import Decisions, Resubmitting
+
+    def send(changed: Submission) -> None:
+        made = checked_manifests(changed, args.kubernetes_version)
+        _send(cluster, changed, made, args.job)
+
+    run_dir = run_dir_of(args, submission.spec)
+    decisions = Decisions(run_dir.with_name(f"{run_dir.name}.decisions.jsonl"))
+    return Resubmitting(
+        args=args, cluster=cluster, decisions=decisions, make=send
+    ).run()
+
+
+def _send(
+    cluster: Cluster, submission: Submission, made: list[dict[str, Any]], job_file: str
+) -> None:
+    """Makes the objects in the place of those of a job that has ended."""
+    _make_room(cluster, submission.kind, submission.name, job_file)
     for manifest in made:
         _make(cluster, manifest)
     for old in cluster.listed("ConfigMap", submission.selector):
         if old["metadata"]["name"] != submission.config_name:
             cluster.delete("ConfigMap", old["metadata"]["name"])
     say(f"submitted as the job {submission.name} in {cluster.namespace}")
-    if args.wait or args.follow:
-        return _wait(cluster, submission.name, args)
-    say(f"`oomrun wait {args.job}` waits for it")
-    return 0
 
 
 def wait(args: argparse.Namespace) -> int:
     """Waits for the job; its exit code."""
-    spec, cluster = _target(args)
-    return _wait(cluster, spec.name, args)
+    kind, spec, cluster = _target(args)
+    return _wait(cluster, kind, spec.name, args)
 
 
 def logs(args: argparse.Namespace) -> int:
     """Prints the log of the newest pod."""
-    spec, cluster = _target(args)
-    found = look(cluster, spec.name)
+    kind, spec, cluster = _target(args)
+    found = look(cluster, kind, spec.name)
     if found is None:
         return none_such(cluster, spec.name)
     if found.pod is None:
@@ -116,14 +159,14 @@ def logs(args: argparse.Namespace) -> int:
 
 def cancel(args: argparse.Namespace) -> int:
     """Deletes the job and what was made for it, but not its volume."""
-    spec, cluster = _target(args)
-    if cluster.read("Job", spec.name) is None:
+    main, spec, cluster = _target(args)
+    if cluster.read(main, spec.name) is None:
         return none_such(cluster, spec.name)
-    for kind in ("Job", *_MADE_ANEW, "ServiceAccount"):
+    for kind in (main, *_made_beside(spec), "ServiceAccount"):
         found = cluster.read(kind, spec.name)
         if found is not None and _is_ours(found):
             cluster.delete(kind, spec.name)
-        elif kind == "Job" and found is not None:
+        elif kind == main and found is not None:
             raise _not_ours(spec.name)
     own = {_INSTANCE: spec.name, _MANAGED_BY: "oomrun"}
     for config in cluster.listed("ConfigMap", own):
@@ -134,8 +177,8 @@ def cancel(args: argparse.Namespace) -> int:
 
 def show_status(args: argparse.Namespace) -> int:
     """``oomrun status --kubernetes JOB``: how the job stands on its cluster."""
-    spec, cluster = _target(args)
-    found = look(cluster, spec.name)
+    kind, spec, cluster = _target(args)
+    found = look(cluster, kind, spec.name)
     if found is None:
         return none_such(cluster, spec.name)
     if args.json:
@@ -154,6 +197,7 @@ def _command(
     )
     parser.add_argument("job", metavar="JOB", help="the job file")
     add_set_option(parser)
+    add_mode_option(parser)
     parser.add_argument(
         "--context", metavar="NAME", help="of the kubeconfig; default: the current one"
     )
@@ -176,8 +220,8 @@ def _add_waiting(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _target(args: argparse.Namespace) -> tuple[JobSpec, Cluster]:
-    """The job that the file names, and the namespace where it is.
+def _target(args: argparse.Namespace) -> tuple[str, JobSpec, Cluster]:
+    """What the job that the file names is, and the namespace where it is.
 
     Raises:
         SpecError: the file is wrong, or has no section ``kubernetes``.
@@ -194,16 +238,28 @@ def _target(args: argparse.Namespace) -> tuple[JobSpec, Cluster]:
         wrong = "expected the key kubernetes"
         raise SpecError([examined.places[""].problem("", wrong, "for a cluster")])
     section = examined.spec.kubernetes
-    return examined.spec, connect(args.context, section.namespace)
+    cluster = connect(args.context, section.namespace)
+    return KINDS[section.mode], examined.spec, cluster
 
 
-def _make_room(cluster: Cluster, name: str, job_file: str) -> None:
+def _made_beside(spec: JobSpec) -> list[str]:
+    """Kinds of objects that the job has for itself; not each cluster has all kinds."""
+    kinds = ["NetworkPolicy", "Service"]
+    section = spec.kubernetes
+    if section is not None and section.pod_monitor is not None:
+        kinds.append("PodMonitor")
+    if section is not None and section.mode == "trainjob":
+        kinds.append("TrainingRuntime")
+    return kinds
+
+
+def _make_room(cluster: Cluster, kind: str, name: str, job_file: str) -> None:
     """Deletes a job of the name that has ended.
 
     Raises:
         ClusterError: there is one that has not, or that oomrun did not make.
     """
-    found = cluster.read("Job", name)
+    found = cluster.read(kind, name)
     if found is None:
         return
     if not _is_ours(found):
@@ -214,18 +270,22 @@ def _make_room(cluster: Cluster, name: str, job_file: str) -> None:
             f"the job {name} is in {cluster.namespace} already, and has not ended",
             hint=f"`oomrun wait {job_file}` or `oomrun cancel {job_file}`",
         )
-    cluster.delete("Job", name)
+    cluster.delete(kind, name)
     # Its pods may still write a checkpoint that the next one begins with.
     until = time.monotonic() + _DELETED_WITHIN_S
-    while cluster.read("Job", name) is not None:
+    while cluster.read(kind, name) is not None:
         if time.monotonic() > until:
             raise ClusterError(f"the job {name} of before does not go away")
         time.sleep(cluster_waiting.PAUSE_S)
 
 
-def _wait(cluster: Cluster, name: str, args: argparse.Namespace) -> int:
+def _wait(cluster: Cluster, kind: str, name: str, args: argparse.Namespace) -> int:
     waiting = Waiting(
-        cluster=cluster, name=name, follow=args.follow, timeout_s=args.timeout
+        cluster=cluster,
+        kind=kind,
+        name=name,
+        follow=args.follow,
+        timeout_s=args.timeout,
     )
     return waiting.run()
 
@@ -234,7 +294,7 @@ def _make(cluster: Cluster, manifest: dict[str, Any]) -> None:
     kind, name = manifest["kind"], manifest["metadata"]["name"]
     if cluster.create(manifest):
         return
-    if kind == "Job":  # between our look and now
+    if kind in KINDS.values():  # between our look and now
         raise ClusterError(f"somebody else has just submitted the job {name}")
     if kind in _MADE_ANEW:
         found = cluster.read(kind, name)

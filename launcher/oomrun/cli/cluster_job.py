@@ -10,7 +10,7 @@ import argparse
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oomrun import __version__
 from oomrun.cli.jobfile_commands import read_text
@@ -23,7 +23,7 @@ from oomrun.core.units import format_bytes
 from oomrun.kubernetes.submission import CONFIG_LIMIT_BYTES, Shipped, Submission
 
 if TYPE_CHECKING:
-    from oomrun.kubernetes.submission import GpuNeed
+    pass
 
 __all__ = ["OfThePod", "describe_need", "read_submission"]
 
@@ -71,7 +71,7 @@ def read_submission(args: argparse.Namespace) -> Submission:
         job_text=text.encode(),
         files=files,
         overrides=tuple(args.set),
-        gpu_need=_gpu_need(args, text, spec),
+        **_measured(args, text, spec),
         version=__version__,
     )
     found.check_size(submission)
@@ -139,11 +139,14 @@ class _Files:
         self.problems.append(place.problem(path, message, hint))
 
 
-def _gpu_need(args: argparse.Namespace, text: str, spec: JobSpec) -> GpuNeed | None:
+def _measured(args: argparse.Namespace, text: str, spec: JobSpec) -> dict[str, Any]:
     """What a run of the very same job here has found out, if that is asked for."""
     section = spec.kubernetes
-    if section is None or not section.gpus or section.gpu_memory != "auto":
-        return None
+    if section is None:
+        return {}
+    of_gpu = bool(section.gpus) and section.gpu_memory == "auto"
+    if not of_gpu and section.grace_s != "auto":
+        return {}
     from oomrun.cli.plan_command import known_state
     from oomrun.cli.run_command import run_dir_of
     from oomrun.kubernetes.gpu_memory import gpu_need
@@ -153,9 +156,14 @@ def _gpu_need(args: argparse.Namespace, text: str, spec: JobSpec) -> GpuNeed | N
         text, filename=args.job, overrides=args.set, environment=os.environ
     ).spec
     if here is None:
-        return None
-    seen = known_state(here, run_dir_of(args, here)).composition
-    return None if seen is None else gpu_need(spec, seen)
+        return {}
+    state = known_state(here, run_dir_of(args, here))
+    found: dict[str, Any] = {}
+    if section.grace_s == "auto":
+        found["checkpoint_s"] = state.tally.checkpoint_times.longest_s
+    if of_gpu and state.composition is not None:
+        found["gpu_need"] = gpu_need(spec, state.composition)
+    return found
 
 
 def describe_need(submission: Submission) -> Sequence[str]:

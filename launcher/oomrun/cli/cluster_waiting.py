@@ -10,12 +10,16 @@ import codecs
 import sys
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from oomrun.core.errors import PlatformError
 from oomrun.kubernetes.cluster import Cluster, ClusterError
 from oomrun.kubernetes.endings import Standing, standing
+from oomrun.kubernetes.submission import OWN_LABELS
 
-__all__ = ["PAUSE_S", "Waiting", "copy_log", "look", "none_such", "say"]
+__all__ = [
+    "PAUSE_S", "Waiting", "copy_log", "look", "none_such", "pods_of", "say",
+]  # fmt: skip
 
 #: Between two looks.
 PAUSE_S = 1.0
@@ -39,6 +43,7 @@ class Waiting:
 
     cluster: Cluster
     name: str
+    kind: str
     follow: bool
     timeout_s: float | None
     _said: str = ""
@@ -77,7 +82,7 @@ class Waiting:
     def _look(self) -> Standing | None:
         """How it stands; None where there is no job, or the cluster does not answer."""
         try:
-            found = look(self.cluster, self.name)
+            found = look(self.cluster, self.kind, self.name)
         except ClusterError as error:
             self._failures += 1
             if self._failures > _MOST_FAILURES or not error.may_pass:
@@ -109,12 +114,26 @@ class Waiting:
         self._printed[found.pod] = time.monotonic()
 
 
-def look(cluster: Cluster, name: str) -> Standing | None:
+def look(cluster: Cluster, kind: str, name: str) -> Standing | None:
     """How the job stands; None where there is none."""
-    job = cluster.read("Job", name)
-    if job is None:
-        return None
-    return standing(job, cluster.listed("Pod", {_POD_LABEL: job["metadata"]["uid"]}))
+    job = cluster.read(kind, name)
+    return None if job is None else standing(job, pods_of(cluster, job))
+
+
+def pods_of(cluster: Cluster, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """The pods of a job; those that are gone are not among them."""
+    metadata = job["metadata"]
+    if job["kind"] == "Job":
+        return cluster.listed("Pod", {_POD_LABEL: metadata["uid"]})
+    # An operator has Jobs or pods of its own, which have our labels.
+    labels = metadata.get("labels") or {}
+    own = {key: labels[key] for key in OWN_LABELS if key in labels}
+    since = str(metadata.get("creationTimestamp", ""))
+    return [
+        pod
+        for pod in cluster.listed("Pod", own)
+        if str(pod["metadata"].get("creationTimestamp", "")) >= since
+    ]
 
 
 def copy_log(

@@ -11,18 +11,26 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from oomrun.cli.jobfile_commands import add_set_option, describe
 from oomrun.cli.run_command import add_run_dir_option
 from oomrun.core.errors import OomrunError, Problem
+from oomrun.core.kubernetes_spec import Mode
 
 if TYPE_CHECKING:
     from oomrun.kubernetes.reading import Located
     from oomrun.kubernetes.submission import Submission
     from oomrun.kubernetes.versions import Version
 
-__all__ = ["add_parsers", "add_version_option", "checked_manifests", "lint", "render"]
+__all__ = [
+    "add_mode_option",
+    "add_parsers",
+    "add_version_option",
+    "checked_manifests",
+    "lint",
+    "render",
+]
 
 _EXIT_WRONG = 2
 
@@ -54,6 +62,7 @@ def add_parsers(subparsers: Any) -> None:
         "to standard output)",
     )
     add_version_option(show)
+    add_mode_option(show)
     show.add_argument("--json", action="store_true", help="print one JSON list")
     show.set_defaults(handler=render)
 
@@ -81,6 +90,18 @@ def add_version_option(parser: argparse.ArgumentParser) -> None:
         metavar="VERSION",
         type=_version,
         help="of the cluster, from 1.29 to 1.37: refuse what it does not have",
+    )
+
+
+def add_mode_option(parser: argparse.ArgumentParser) -> None:
+    """The option ``--mode``, which is the key of the job file."""
+    parser.add_argument(
+        "--mode",
+        dest="set",
+        action="append",
+        type=_mode,
+        metavar="MODE",
+        help="job, jobset, mpijob or trainjob, as kubernetes.mode in the job file",
     )
 
 
@@ -221,6 +242,13 @@ def _write(folder: Path, made: Sequence[dict[str, Any]]) -> int:
     write_atomically(folder / "kustomization.yaml", writing.document(whole).encode())
     print(f"{folder}: {len(names)} objects; `kubectl apply -k {folder}` makes them")
     return 0
+
+
+def _mode(text: str) -> str:
+    known = get_args(Mode)
+    if text not in known:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}")
+    return f"kubernetes.mode={text}"
 
 
 def _version(text: str) -> Version:

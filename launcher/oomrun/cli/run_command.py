@@ -14,9 +14,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from oomrun.cli import gang_options
 from oomrun.cli.jobfile_commands import add_set_option, load_job_file
 from oomrun.core import units
-from oomrun.core.errors import OomrunError, Problem, SpecError
+from oomrun.core.errors import Problem, SpecError
 from oomrun.core.spec import JobSpec
 from oomrun.core.state import JobState
 from oomrun.core.status import shows_steps
@@ -64,39 +65,8 @@ def add_parser(subparsers: Any) -> None:
         default="text",
         help="json: one JSON object a line instead of a view",
     )
-    _add_gang_options(parser)
+    gang_options.add(parser, duration)
     parser.set_defaults(handler=run)
-
-
-def _add_gang_options(parser: argparse.ArgumentParser) -> None:
-    gang = parser.add_argument_group(
-        "several hosts",
-        "The same command on each host, in a folder that all of them share. Member 0 "
-        "has the run; the others start workers for it.",
-    )
-    gang.add_argument(
-        "--gang", type=int, default=1, metavar="N", help="how many hosts there are"
-    )
-    gang.add_argument(
-        "--member",
-        type=_sum,
-        default=0,
-        metavar="I",
-        help="which of them this is, from 0; a sum such as 1+0 is taken, too",
-    )
-    gang.add_argument(
-        "--meet",
-        type=_address,
-        metavar="HOST:PORT",
-        help="where member 0 listens, as the others call it",
-    )
-    gang.add_argument(
-        "--meet-within",
-        type=duration,
-        default=1800.0,
-        metavar="TIME",
-        help="how long one waits for the others (default: 30min)",
-    )
 
 
 def add_run_dir_option(parser: argparse.ArgumentParser) -> None:
@@ -164,9 +134,9 @@ def run(args: argparse.Namespace) -> int:
         owns_process=True,
     )
     become_subreaper()
-    meeting = _meeting(args)
+    meeting, called = gang_options.meeting_of(args, job)
     if meeting is not None and meeting.member:
-        return _served(job, meeting)
+        return gang_options.served(job, meeting)
     latest = _Latest()
     metrics = spec.metrics
     form = "json" if args.log_format == "json" else args.view
@@ -183,8 +153,14 @@ def run(args: argparse.Namespace) -> int:
         if metrics.textfile is not None:
             stack.enter_context(_textfile(job, latest, machine))
         with make_observer(sys.stdout, force=form) as view:
-            outcome = _supervised(
-                job, meeting, stops=stops, observers=(view,), on_journaled=latest
+            outcome = gang_options.supervised(
+                job,
+                meeting,
+                called,
+                args,
+                stops=stops,
+                observers=(view,),
+                on_journaled=latest,
             )
         if metrics.pushgateway is not None and not outcome.already:
             _push(metrics.pushgateway, latest)
@@ -193,57 +169,6 @@ def run(args: argparse.Namespace) -> int:
     _say_end(outcome, job, sys.stderr)
     code: int = outcome.exit_code
     return code
-
-
-def _meeting(args: argparse.Namespace) -> Any:
-    """The gang that the options tell of, or None."""
-    if args.gang == 1:
-        return None
-    from oomrun.gang import Meeting
-
-    wrong = ""
-    if args.meet is None:
-        wrong = "--gang needs --meet HOST:PORT"
-    elif not 0 <= args.member < args.gang:
-        wrong = f"--member must be 0 to {args.gang - 1}, with --gang {args.gang}"
-    if wrong:
-        problem = Problem(file="oomrun run", line=1, column=1, path="", message=wrong)
-        raise SpecError([problem])
-    address, port = args.meet
-    return Meeting(
-        size=args.gang,
-        member=args.member,
-        host=address,
-        port=port,
-        patience_s=args.meet_within,
-    )
-
-
-def _served(job: Any, meeting: Any) -> int:
-    """The part of a member that has not the run."""
-    from oomrun.member import serve
-    from oomrun.stops import Stops
-
-    with contextlib.closing(Stops()) as stops, stops.installed():
-        code: int = serve(job, meeting, stops=stops)
-    return code
-
-
-def _supervised(job: Any, meeting: Any, *, stops: Any, **more: Any) -> Any:
-    """The run, with the other hosts of its gang if there are any."""
-    from oomrun.gang import Gang
-    from oomrun.supervisor import supervise
-
-    if meeting is None:
-        return supervise(job, stops=stops, **more)
-    with contextlib.closing(Gang(meeting, job.job_text, stops)) as gang:
-        try:
-            outcome = supervise(job, stops=stops, gang=gang, **more)
-        except OomrunError as error:
-            gang.dismiss(error.exit_code)
-            raise
-        gang.dismiss(outcome.exit_code)
-        return outcome
 
 
 class _Latest:
@@ -349,17 +274,3 @@ def duration(text: str) -> float:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no time such as 30s or 2min{hint}"
         ) from None
-
-
-def _sum(text: str) -> int:
-    parts = text.split("+")
-    if not all(part.isascii() and part.isdecimal() for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number")
-    return sum(map(int, parts))
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
-        raise argparse.ArgumentTypeError(f"{text!r} is no address such as host-0:18999")
-    return host.strip("[]"), int(port)

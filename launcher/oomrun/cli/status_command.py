@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from oomrun import journal
+from oomrun.cli.kubernetes_commands import add_mode_option
 from oomrun.core import levers, units, words
 from oomrun.core import status as statuses
 from oomrun.core.errors import JournalError
@@ -46,6 +47,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="NAME",
         help="of the kubeconfig, with --kubernetes; default: the current one",
     )
+    add_mode_option(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(handler=status)
 
@@ -55,7 +57,7 @@ def status(args: argparse.Namespace) -> int:
     if args.kubernetes:
         from oomrun.cli.cluster_commands import show_status
 
-        args.job, args.set = args.run_dir, []
+        args.job, args.set = args.run_dir, args.set or []
         return show_status(args)
     run_dir = find_run(Path(args.run_dir))
     if run_dir is None:

@@ -63,6 +63,7 @@ class Diagnosis:
     ``silent``: the process ended as if all were well, but its script's end was never
     reported. ``repeated``: it failed with the very output of the attempt before.
     ``told``: the line of output that the cause was read from.
+    ``container``: all of it was killed, oomrun with it, so that nobody saw the end.
     """
 
     cause: Cause
@@ -70,6 +71,7 @@ class Diagnosis:
     silent: bool = False
     repeated: bool = False
     told: str = ""
+    container: bool = False
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:

@@ -22,9 +22,9 @@ __all__ = [
     "AttemptEnded", "AttemptStarted", "CheckpointFailed", "CheckpointRejected",
     "CheckpointSaved", "DecisionMade", "DeviceMemory", "Event", "FitEnded",
     "FitStarted", "LeakFound", "MicroBatchChanged", "MicroBatchPlanned", "Noted",
-    "OomOccurred", "PhaseChanged", "Probed", "Progressed", "Restored", "RunEnded",
-    "RunResumed", "RunStarted", "ScriptEnded", "SharePlanned", "StateMeasured",
-    "Unknown", "WorkerReady",
+    "OomOccurred", "PeakRose", "PhaseChanged", "Probed", "Progressed", "Restored",
+    "RunEnded", "RunResumed", "RunStarted", "ScriptEnded", "SharePlanned",
+    "StateMeasured", "Unknown", "WorkerReady",
 ]  # fmt: skip
 
 
@@ -127,6 +127,16 @@ class PhaseChanged(Event):
     type: ClassVar[str] = "phase_changed"
     attempt: int
     phase: str
+    memory: tuple[DeviceMemory, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakRose(Event):
+    """A worker other than the first, which reports for all, needed more than before."""
+
+    type: ClassVar[str] = "peak_rose"
+    attempt: int
+    rank: int
     memory: tuple[DeviceMemory, ...] = ()
 
 

@@ -46,6 +46,14 @@ class Histogram:
         """How many durations were observed."""
         return sum(self.counts)
 
+    @property
+    def longest_s(self) -> float:
+        """No duration was longer, as far as the buckets tell; 0 without any."""
+        filled = [at for at, count in enumerate(self.counts) if count]
+        if not filled or filled[-1] >= len(self.bounds_s):
+            return self.sum_s
+        return min(self.sum_s, self.bounds_s[filled[-1]])
+
     def observe(self, seconds: float, times: int = 1) -> Histogram:
         """The histogram after ``times`` durations of ``seconds`` each."""
         if times < 1 or not seconds >= 0:  # NaN is not >= 0 either

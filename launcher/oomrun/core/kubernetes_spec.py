@@ -62,6 +62,7 @@ class KubernetesSpec:
         volume: what the run is kept on; None: with the pod it is gone.
         mounts: path and claim of further volumes, to read from.
         secrets: Secrets whose keys become environment variables.
+        grace_s: for a checkpoint when a pod has to go; "auto": by those of a run here.
         user: the user and group id in the pods.
         pod_monitor: labels of a PodMonitor; None: there is none.
     """
@@ -92,7 +93,7 @@ class KubernetesSpec:
     labels: tuple[tuple[str, str], ...] = ()
     annotations: tuple[tuple[str, str], ...] = ()
     retries: int = 3
-    grace_s: int = 120
+    grace_s: int | Literal["auto"] = "auto"
     deadline_s: int | None = None
     ttl_s: int = 86_400
     pod_monitor: tuple[tuple[str, str], ...] | None = None

@@ -227,6 +227,17 @@ class MetricsSpec:
         return frozenset(name for name in found if name)
 
 
+@dataclass(frozen=True, slots=True)
+class Hostfile:
+    """A file that names hosts, as MPI reads it."""
+
+    path: str
+
+
+#: The hosts of a job; None: the one that oomrun runs on.
+Hosts = tuple[str, ...] | Literal["slurm"] | Hostfile | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """One training job as the user wrote it."""
@@ -236,6 +247,7 @@ class JobSpec:
     env: tuple[tuple[str, str], ...] = ()
     strategy: StrategyName = "auto"
     devices: Devices = AUTO
+    hosts: Hosts = None
     batch: BatchSpec = field(default_factory=BatchSpec)
     memory: MemorySpec = field(default_factory=MemorySpec)
     recovery: RecoverySpec = field(default_factory=RecoverySpec)

@@ -66,6 +66,7 @@ class JobState:
         lever_attempt: the first attempt with the last of them.
         ran_before_lever: the largest micro-batch that had run when it was pulled.
         failed_before_lever: the smallest that had not.
+        last_cause: why the last attempt that has ended did so, a ``Cause``'s value.
         traces: the last event that each of ``ooms`` and ``restarts`` grew by, under
             the same keys.
         tally: sums that only those who watch need.
@@ -122,6 +123,7 @@ class JobState:
     last_training_step: int = 0
     step_at_attempt_start: int = 0
     last_decision: str = ""
+    last_cause: str = ""
     script: ev.ScriptEnded | None = None
     last_oom: ev.OomOccurred | None = None
     last_leak: ev.LeakFound | None = None
@@ -165,6 +167,8 @@ class JobState:
                     state=event.phase,
                     peaks=state_memory.peaks(state, event.memory),
                 )
+            case ev.PeakRose():
+                return replace(state, peaks=state_memory.peaks(state, event.memory))
             case ev.OomOccurred():
                 return state_memory.out_of_memory(state, event)
             case ev.LeakFound():
@@ -218,7 +222,7 @@ class JobState:
                 ended = state_memory.unreported_oom(state, event)
                 return replace(
                     ended, attempt_open=False, pids=(), state="recovering",
-                    failed_rank=event.rank,
+                    failed_rank=event.rank, last_cause=event.cause,
                 )  # fmt: skip
             case ev.DecisionMade():
                 return _decided(state, event)

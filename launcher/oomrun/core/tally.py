@@ -150,7 +150,13 @@ class Tally:
 def _heard_of(event: ev.Event) -> int | None:
     """The rank that reported ``event``, None where the supervisor itself did."""
     match event:
-        case ev.WorkerReady() | ev.OomOccurred() | ev.ScriptEnded() | ev.SharePlanned():
+        case (
+            ev.WorkerReady()
+            | ev.OomOccurred()
+            | ev.PeakRose()
+            | ev.ScriptEnded()
+            | ev.SharePlanned()
+        ):
             return event.rank
         case (
             ev.FitStarted()

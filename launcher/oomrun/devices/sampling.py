@@ -14,6 +14,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +30,8 @@ _EVERY_S = 1.0
 _IDLE_AFTER_S = 60.0
 #: How old a reading may be: then the driver hangs.
 _STALE_S = 10.0
+#: How often it is asked which GPUs and parts of GPUs there are.
+_LIST_EVERY_S = 60.0
 _TRY_AGAIN_S = 60.0
 _LIBRARY_NOT_FOUND = 12
 _NVML_TEMPERATURE_GPU = 0
@@ -114,8 +117,11 @@ class Sampling:
                 self._closing.wait(_TRY_AGAIN_S)
 
     def _read_while_asked(self, door: Any) -> None:
+        listed, listed_at = _list(door), time.monotonic()
         while not self._closing.is_set():
-            found = _read(door)
+            if time.monotonic() - listed_at > _LIST_EVERY_S:
+                listed, listed_at = _list(door), time.monotonic()
+            found = _read(door, listed)
             self._keep(found)
             self._closing.wait(_EVERY_S)
             if not found.success:
@@ -147,54 +153,71 @@ class _Gpus:
         self.at = time.monotonic()
 
 
-def _read(door: Any) -> _Gpus:
-    began = time.perf_counter()
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """The GPUs and their parts by handle, with what does not change."""
+
+    driver_version: str = ""
+    found: tuple[tuple[Any, GpuReading], ...] = ()
+    whole: bool = False
+
+
+def _list(door: Any) -> _Listed:
     count = ask(door, "DeviceGetCount")
-    found = tuple(
-        one
-        for index in range(count or 0)
-        if (handle := ask(door, "DeviceGetHandleByIndex", index)) is not None
-        for one in _one_and_its_parts(door, handle)
-    )
-    return _Gpus(
-        found,
-        ask(door, "SystemGetDriverVersion") or "",
-        success=count is not None and len(found) >= count,
-        seconds=time.perf_counter() - began,
+    handles = [ask(door, "DeviceGetHandleByIndex", n) for n in range(count or 0)]
+    found = [one for handle in handles if handle for one in _parts(door, handle)]
+    gpus = sum(reading.kind == "gpu" for _, reading in found)
+    return _Listed(
+        driver_version=ask(door, "SystemGetDriverVersion") or "",
+        found=tuple(found),
+        whole=count is not None and gpus == count,
     )
 
 
-def _one_and_its_parts(door: Any, handle: Any) -> Iterator[GpuReading]:
+def _parts(door: Any, handle: Any) -> Iterator[tuple[Any, GpuReading]]:
     uuid = ask(door, "DeviceGetUUID", handle)
     if uuid is None:
         return
-    yield _reading(door, handle, uuid, kind="gpu", gpu_uuid=uuid)
+    model = _name(door, handle)
+    yield handle, GpuReading(id=uuid, kind="gpu", model=model, gpu_uuid=uuid)
     mode, _ = ask(door, "DeviceGetMigMode", handle) or (0, 0)
     for slot in range(gpu.mig_slots(door, handle) if mode == 1 else 0):
         part = ask(door, "DeviceGetMigDeviceHandleByIndex", handle, slot)
         own = part and ask(door, "DeviceGetUUID", part)
         if own:
-            instance = ask(door, "DeviceGetGpuInstanceId", part)
-            yield _reading(
-                door, part, own, kind="mig", gpu_uuid=uuid,
-                instance="" if instance is None else str(instance),
+            number = ask(door, "DeviceGetGpuInstanceId", part)
+            known = GpuReading(
+                id=own, kind="mig", model=_name(door, part), gpu_uuid=uuid,
+                gpu_instance_id="" if number is None else str(number),
             )  # fmt: skip
+            yield part, known
 
 
-def _reading(
-    door: Any, handle: Any, uuid: str, *, kind: str, gpu_uuid: str, instance: str = ""
-) -> GpuReading:
+def _name(door: Any, handle: Any) -> str:
+    return ask(door, "DeviceGetName", handle) or "unknown GPU"
+
+
+def _read(door: Any, listed: _Listed) -> _Gpus:
+    began = time.perf_counter()
+    gpus = tuple(_reading(door, handle, known) for handle, known in listed.found)
+    # What a GPU's driver always tells; without it the GPU is lost.
+    lost = [one for one in gpus if one.kind == "gpu" and one.total_bytes is None]
+    return _Gpus(
+        gpus,
+        listed.driver_version,
+        success=listed.whole and not lost,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _reading(door: Any, handle: Any, known: GpuReading) -> GpuReading:
     memory: Memory | None = None
     with contextlib.suppress(Exception):  # whatever NVML finds wrong with this one
         memory = gpu.memory_by_handle(door, handle)
     used = ask(door, "DeviceGetUtilizationRates", handle)
     milliwatts = ask(door, "DeviceGetPowerUsage", handle)
-    return GpuReading(
-        id=uuid,
-        kind=kind,
-        model=ask(door, "DeviceGetName", handle) or "unknown GPU",
-        gpu_uuid=gpu_uuid,
-        gpu_instance_id=instance,
+    return replace(
+        known,
         total_bytes=None if memory is None else memory.total_bytes,
         used_bytes=None if memory is None else memory.used_bytes,
         utilization=None if used is None else used.gpu / 100,

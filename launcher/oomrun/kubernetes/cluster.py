@@ -16,6 +16,7 @@ from typing import Any
 
 from oomrun.core import words
 from oomrun.core.errors import PlatformError
+from oomrun.kubernetes.submission import KINDS
 
 __all__ = ["Cluster", "ClusterError", "connect"]
 
@@ -29,10 +30,17 @@ _KINDS = {
     "ConfigMap": ("CoreV1Api", "config_map"),
     "PersistentVolumeClaim": ("CoreV1Api", "persistent_volume_claim"),
     "Pod": ("CoreV1Api", "pod"),
+    "Service": ("CoreV1Api", "service"),
     "NetworkPolicy": ("NetworkingV1Api", "network_policy"),
     "Job": ("BatchV1Api", "job"),
 }
-_POD_MONITORS = ("monitoring.coreos.com", "v1", "podmonitors")
+_CUSTOM = {
+    "PodMonitor": ("monitoring.coreos.com", "v1", "podmonitors"),
+    "JobSet": ("jobset.x-k8s.io", "v1alpha2", "jobsets"),
+    "MPIJob": ("kubeflow.org", "v2beta1", "mpijobs"),
+    "TrainJob": ("trainer.kubeflow.org", "v1alpha1", "trainjobs"),
+    "TrainingRuntime": ("trainer.kubeflow.org", "v1alpha1", "trainingruntimes"),
+}
 
 
 class ClusterError(PlatformError):
@@ -142,7 +150,7 @@ class Cluster:
     def delete(self, kind: str, name: str) -> bool:
         """Deletes it, a Job once its pods are gone; False where there is none."""
         # In the foreground others would be there until a controller comes by.
-        policy = "Foreground" if kind == "Job" else "Background"
+        policy = "Foreground" if kind in KINDS.values() else "Background"
         found = self._call("delete", kind, name, name=name, propagation_policy=policy)
         return found is not None
 
@@ -213,19 +221,20 @@ class Cluster:
             ) from None
 
     def _method(self, client: Any, verb: str, kind: str, suffix: str) -> Any:
-        if kind == "PodMonitor":
-            return self._custom(client, verb)
+        if kind in _CUSTOM:
+            return self._custom(client, verb, *_CUSTOM[kind])
         api, name = _KINDS[kind]
         return getattr(
             getattr(client, api)(self._api), f"{verb}_namespaced_{name}{suffix}"
         )
 
-    def _custom(self, client: Any, verb: str) -> Any:
+    def _custom(
+        self, client: Any, verb: str, group: str, version: str, plural: str
+    ) -> Any:
         verb = "get" if verb == "read" else verb
         method = getattr(
             client.CustomObjectsApi(self._api), f"{verb}_namespaced_custom_object"
         )
-        group, version, plural = _POD_MONITORS
 
         def call(**options: Any) -> Any:
             return method(group=group, version=version, plural=plural, **options)

@@ -10,19 +10,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from oomrun.core import words
+from oomrun.core import last_words, words
 from oomrun.core.errors import PlatformError
 from oomrun.kubernetes.finding import dig, listing, mapping
-from oomrun.kubernetes.submission import CONTAINER
+from oomrun.kubernetes.submission import CONTAINERS
 from oomrun.stops import STOPPED_EXIT_CODE
 
-__all__ = ["Standing", "standing"]
+__all__ = ["Standing", "index", "last_failed", "standing"]
 
 State = Literal["waiting", "running", "stuck", "completed", "failed"]
 Manifest = dict[str, Any]
 
 _OURS = PlatformError.exit_code
 _KILLED = 128 + 9
+_FINAL = (1, 2, 3)
+# What a pod ends with that was only told to.
+_ENDED = (STOPPED_EXIT_CODE, 128 + 15)
 _WIDEST = 300  # of what others say
 _MEANING = {
     0: "finished",
@@ -52,7 +55,7 @@ class Standing:
         state: "stuck" is no end of the job, but none will come by itself.
         message: for people.
         exit_code: what a command that waits ends with; None: it has to wait on.
-        pod: the newest pod, if it has begun: there may be logs.
+        pod: the newest one that has the run, if it has begun: there may be logs.
     """
 
     state: State
@@ -80,12 +83,13 @@ def standing(job: Manifest, pods: Sequence[Manifest]) -> Standing:
         pods, key=lambda pod: str(dig(pod, "metadata", "creationTimestamp"))
     )
     newest = ordered[-1] if ordered else None
-    begun = _name(newest) if newest and _phase(newest) != "Pending" else None
+    first = next((pod for pod in reversed(ordered) if index(pod) == 0), newest)
+    begun = _name(first) if first and _phase(first) != "Pending" else None
     for condition in listing(dig(job, "status", "conditions")):
         if mapping(condition).get("status") != "True":
             continue
         match mapping(condition).get("type"):
-            case "Complete":
+            case "Complete" | "Completed" | "Succeeded":
                 said = "the job is complete"
                 return Standing(state="completed", message=said, exit_code=0, pod=begun)
             case "Failed":
@@ -96,7 +100,37 @@ def standing(job: Manifest, pods: Sequence[Manifest]) -> Standing:
                 )
     if newest is None:
         return Standing(state="waiting", message=_without_pod(job))
-    return _unfinished(newest, ordered[:-1], begun)
+    slowest = _slowest(ordered)
+    before = [
+        pod for pod in ordered if index(pod) == index(slowest) and pod is not slowest
+    ]
+    return _unfinished(slowest, before, begun)
+
+
+def index(pod: Manifest) -> int:
+    """Which of several pods it is; 0 has the run."""
+    labels = mapping(dig(pod, "metadata", "labels"))
+    if labels.get("training.kubeflow.org/job-role") == "worker":
+        return 1 + _number(labels.get("training.kubeflow.org/replica-index"))
+    return _number(labels.get("batch.kubernetes.io/job-completion-index"))
+
+
+def _number(text: Any) -> int:
+    return int(text) if isinstance(text, str) and text.isdecimal() else 0
+
+
+def _slowest(pods: Sequence[Manifest]) -> Manifest:
+    """Of the newest pod of each index the one that the others wait for."""
+    newest = {index(pod): pod for pod in pods}
+    places = ("Pending", "Failed", "Running")
+
+    def place(number: int) -> tuple[bool, int, int]:
+        phase = _phase(newest[number])
+        known = places.index(phase) if phase in places else len(places)
+        stuck = phase == "Pending" and _pending(newest[number]).state == "stuck"
+        return (not stuck, known, number)
+
+    return newest[min(newest, key=place)]
 
 
 def _without_pod(job: Manifest) -> str:
@@ -151,12 +185,28 @@ def _end_of_job(condition: Manifest, pods: Sequence[Manifest]) -> _End:
     if reason == "DeadlineExceeded":
         message = "it took longer than kubernetes.deadline; submitted again it goes on"
         return _End(STOPPED_EXIT_CODE, message)
-    for pod in reversed(pods):
-        if _phase(pod) == "Failed":
-            end = _end_of_pod(pod)
-            return _End(end.exit_code or _OURS, f"the pod {_name(pod)} {end.message}")
+    pod = last_failed(pods)
+    if pod is not None:
+        end = _end_of_pod(pod)
+        return _End(end.exit_code or _OURS, f"the pod {_name(pod)} {end.message}")
     why = _clean(condition.get("message") or reason or "it does not say why")
     return _End(_OURS, f"{why}; its pods are gone")
+
+
+def last_failed(pods: Sequence[Manifest]) -> Manifest | None:
+    """The pod whose end is the job's, of pods in the order of their beginning.
+
+    Where one of several pods ends the others are ended, too, with whatever codes.
+    """
+    failed = [pod for pod in pods if _phase(pod) == "Failed"]
+    if len({index(pod) for pod in pods}) > 1:
+        final = [pod for pod in failed if _end_of_pod(pod).exit_code in _FINAL]
+        failed = (
+            final
+            or [pod for pod in failed if _end_of_pod(pod).exit_code not in _ENDED]
+            or failed
+        )
+    return failed[-1] if failed else None
 
 
 def _end_of_pod(pod: Manifest) -> _End:
@@ -169,7 +219,8 @@ def _end_of_pod(pod: Manifest) -> _End:
         return _End(code, f"was ended by its node ({_clean(reason or '?')}): {why}")
     if ended.get("reason") == "OOMKilled":
         return _End(_KILLED, _of_host_memory(pod))
-    said = _last_line(ended.get("message"))
+    words_ = last_words.read(ended.get("message"))
+    said = _clean(words_.get("reason") or "") or _last_line(ended.get("message"))
     known = _MEANING.get(code)
     if known is None:
         known = f"was killed by signal {code - 128}" if 128 < code < 192 else "ended"
@@ -189,7 +240,7 @@ def _of_host_memory(pod: Manifest) -> str:
 
 def _container(pod: Manifest) -> Manifest:
     for status in map(mapping, listing(dig(pod, "status", "containerStatuses"))):
-        if status.get("name") == CONTAINER:
+        if status.get("name") in CONTAINERS:
             return status
     return {}
 

@@ -25,14 +25,25 @@ class Finding(NamedTuple):
 class Findings:
     """What was found so far in one object."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
         self.found: list[Finding] = []
+        self._prefix = prefix
+
+    def below(self, path: str) -> Findings:
+        """The same findings, for whoever knows only what is below the path."""
+        inner = Findings(f"{self._prefix}{path}.")
+        inner.found = self.found
+        return inner
 
     def add(self, path: str, message: str, hint: str = "") -> None:
         """Something is wrong with what stands at the path."""
         # The file's own words are in it: on one line, without control characters.
         self.found.append(
-            Finding(shorten(path, 200), shorten(message, 400), shorten(hint, 200))
+            Finding(
+                shorten(self._prefix + path, 200),
+                shorten(message, 400),
+                shorten(hint, 200),
+            )
         )
 
     def one_of(self, value: Any, path: str, known: Iterable[str]) -> None:

@@ -23,6 +23,7 @@ __all__ = ["lint"]
 Manifest = dict[str, Any]
 
 _LONGEST_ANNOTATIONS = 256 * 1024
+_POD = "spec.template.spec"
 # Where the pod of a kind is.
 _TEMPLATES = {
     "Pod": ("spec",),
@@ -62,13 +63,16 @@ def _lint_one(manifest: Manifest, version: Version | None) -> Findings:
     if kind == "Job":
         check_job(manifest, findings)
         _selected(manifest, findings)
-    found = _pod(manifest)
-    if found is not None:
-        pod, path = found
+    for pod, path in _pods(manifest):
         check_pod(pod, path, findings)
         check_security(pod, path, findings)
-        labels = dig(manifest, "spec", "template", "metadata", "labels")
-        _labels(labels, "spec.template.metadata.labels", findings)
+        if path.endswith(".template.spec"):
+            labels = dig(
+                _at(manifest, path.removesuffix(".spec")), "metadata", "labels"
+            )
+            _labels(labels, f"{path.removesuffix('.spec')}.metadata.labels", findings)
+    for job, path in _inner_jobs(manifest):
+        check_job(job, findings.below(path))
     if kind == "ConfigMap":
         _config_map(manifest, findings)
     if kind == "PersistentVolumeClaim":
@@ -83,15 +87,49 @@ def _lint_one(manifest: Manifest, version: Version | None) -> Findings:
     return findings
 
 
-def _pod(manifest: Manifest) -> tuple[dict[str, Any], str] | None:
+def _pods(manifest: Manifest) -> list[tuple[dict[str, Any], str]]:
+    """Each pod that the object describes, with its path."""
     kind = manifest.get("kind")
     if kind in _WITH_TEMPLATE:
-        keys: tuple[str, ...] = ("spec", "template", "spec")
-    elif kind in _TEMPLATES:
+        return [(mapping(dig(manifest, "spec", "template", "spec")), _POD)]
+    if kind in _TEMPLATES:
         keys = _TEMPLATES[str(kind)]
-    else:
-        return None
-    return mapping(dig(manifest, *keys)), ".".join(keys)
+        return [(mapping(dig(manifest, *keys)), ".".join(keys))]
+    if kind == "MPIJob":
+        replicas = mapping(dig(manifest, "spec", "mpiReplicaSpecs"))
+        return [
+            (
+                mapping(dig(each, "template", "spec")),
+                f"spec.mpiReplicaSpecs.{name}.template.spec",
+            )
+            for name, each in replicas.items()
+        ]
+    return [
+        (mapping(dig(job, "spec", "template", "spec")), f"{path}.{_POD}")
+        for job, path in _inner_jobs(manifest)
+    ]
+
+
+def _inner_jobs(manifest: Manifest) -> list[tuple[Manifest, str]]:
+    """The Jobs that a JobSet has, or a runtime that is one, each with its path."""
+    where = {"JobSet": "spec", "TrainingRuntime": "spec.template.spec"}
+    base = where.get(str(manifest.get("kind")))
+    if base is None:
+        return []
+    jobs = listing(dig(_at(manifest, base), "replicatedJobs"))
+    return [
+        (mapping(dig(job, "template")), f"{base}.replicatedJobs[{index}].template")
+        for index, job in enumerate(jobs)
+    ]
+
+
+def _at(manifest: Manifest, path: str) -> Any:
+    """What is at a path of the object."""
+    value: Any = manifest
+    for key in path.replace("[", ".").replace("]", "").split("."):
+        in_list = isinstance(value, list)
+        value = value[int(key)] if in_list else mapping(value).get(key)
+    return value
 
 
 def _metadata(manifest: Manifest, kind: str, findings: Findings) -> None:
@@ -167,11 +205,17 @@ def _references(
     manifest: Manifest, manifests: Sequence[Manifest], findings: Findings
 ) -> None:
     """Keys that a pod takes of a ConfigMap which is in the set but has no such key."""
-    found = _pod(manifest)
-    if found is None:
-        return
-    pod, path = found
-    namespace = _key(manifest)[1]
+    for pod, path in _pods(manifest):
+        _references_of(pod, path, _key(manifest)[1], manifests, findings)
+
+
+def _references_of(
+    pod: dict[str, Any],
+    path: str,
+    namespace: str,
+    manifests: Sequence[Manifest],
+    findings: Findings,
+) -> None:
     maps = {_key(each): each for each in manifests}
     for index, volume in enumerate(listing(pod.get("volumes"))):
         source = mapping(dig(volume, "configMap"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from oomrun.core import last_words
 from oomrun.core.kubernetes_spec import (
     JOB_FILE,
     JOB_FOLDER,
@@ -25,6 +26,8 @@ __all__ = ["METRICS", "config_keys", "literal", "template"]
 METRICS = "metrics"
 
 _MIB = 2**20
+# The kubelet makes it, and keeps what is in it at the end.
+_LAST_WORDS = "/dev/termination-log"
 # The variable with the pod's index, and where it is from.
 _MEMBER = "OOMRUN_MEMBER"
 _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -76,7 +79,7 @@ def _spec(submission: Submission, member: str, index_of: str) -> dict[str, Any]:
     section = submission.section
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": section.grace_s,
+        "terminationGracePeriodSeconds": submission.grace_s,
         "serviceAccountName": section.service_account or submission.name,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -118,7 +121,8 @@ def _container(submission: Submission, member: str, index_of: str) -> dict[str, 
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
         },
-        # The last lines of what oomrun said, where it ends with an error.
+        # The last words are in the file, or else the last lines of what it said.
+        "terminationMessagePath": _LAST_WORDS,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(submission),
     }
@@ -132,7 +136,7 @@ def _container(submission: Submission, member: str, index_of: str) -> dict[str, 
 
 
 def _command(submission: Submission) -> list[str]:
-    grace_s = submission.section.grace_s - _GRACE_MARGIN_S
+    grace_s = submission.grace_s - _GRACE_MARGIN_S
     words = ["oomrun", "run", f"{JOB_FOLDER}/{JOB_FILE}", "--view", "plain"]
     words += ["--grace", f"{grace_s}s"]
     for override in submission.overrides:
@@ -156,7 +160,7 @@ def _environment(
     submission: Submission, member: str, index_of: str
 ) -> list[dict[str, Any]]:
     # The user id has no entry in the image's passwd, and its home no place there.
-    named = {"HOME": WORKSPACE, "USER": "oomrun"}
+    named = {"HOME": WORKSPACE, "USER": "oomrun", last_words.VARIABLE: _LAST_WORDS}
     if submission.section.gpus == 0:
         # Images made for CUDA would be shown all GPUs of the node otherwise.
         named["NVIDIA_VISIBLE_DEVICES"] = "void"

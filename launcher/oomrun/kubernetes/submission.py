@@ -7,6 +7,7 @@ cover: reading the files, the objects themselves (``manifests``, ``pod``).
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 
 from oomrun.core.kubernetes_spec import JOB_FILE, KubernetesSpec
@@ -18,6 +19,7 @@ __all__ = [
     "CONTAINERS",
     "KINDS",
     "MEETING_PORT",
+    "OWN_LABELS",
     "GpuNeed",
     "Shipped",
     "Submission",
@@ -31,6 +33,7 @@ CONTAINERS = (CONTAINER, "node")
 #: The port of the metrics in a pod, where the job file names none.
 METRICS_PORT = 9464
 
+_LEAST_GRACE_S, _GRACE_MARGIN_S = 120, 30
 #: Where the supervisor of several pods listens.
 MEETING_PORT = 18999
 
@@ -44,6 +47,8 @@ KINDS = {
 
 _INSTANCE = "app.kubernetes.io/instance"
 _MANAGED_BY = "app.kubernetes.io/managed-by"
+#: By which whatever belongs to a job is found.
+OWN_LABELS = (_INSTANCE, _MANAGED_BY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +79,7 @@ class Submission:
         files: the script and what it needs beside it.
         overrides: as given to ``--set``; the pod applies them to the same file.
         gpu_need: what is known of the memory that the job needs.
+        checkpoint_s: what the slowest checkpoint of a run took, at most.
         version: of oomrun.
     """
 
@@ -83,12 +89,18 @@ class Submission:
     files: tuple[Shipped, ...] = ()
     overrides: tuple[str, ...] = ()
     gpu_need: GpuNeed | None = None
+    checkpoint_s: float | None = None
     version: str
 
     @property
     def name(self) -> str:
         """What the objects are called."""
         return self.spec.name
+
+    @property
+    def kind(self) -> str:
+        """Of the object that starts the pods."""
+        return KINDS[self.section.mode]
 
     @property
     def all_files(self) -> tuple[Shipped, ...]:
@@ -121,6 +133,14 @@ class Submission:
         if listen is None:
             return None
         return listen.port or METRICS_PORT
+
+    @property
+    def grace_s(self) -> int:
+        """How long a pod that has to go may take."""
+        if self.section.grace_s != "auto":
+            return self.section.grace_s
+        measured = 2 * (self.checkpoint_s or 0.0) + _GRACE_MARGIN_S
+        return max(_LEAST_GRACE_S, math.ceil(measured))
 
     @property
     def selector(self) -> dict[str, str]:

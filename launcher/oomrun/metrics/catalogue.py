@@ -16,7 +16,7 @@ import oomrun
 from oomrun.core.machine import MachineReading
 from oomrun.core.state import JobState
 from oomrun.metrics.device_families import DEVICE_FAMILIES
-from oomrun.metrics.family import build, build_machine
+from oomrun.metrics.family import Kept, build, build_machine
 from oomrun.metrics.machine_families import MACHINE_FAMILIES
 from oomrun.metrics.run_families import RUN_FAMILIES
 
@@ -28,11 +28,21 @@ __all__ = [
 FAMILIES = (*RUN_FAMILIES, *DEVICE_FAMILIES)
 
 
-def collect(states: Sequence[JobState]) -> Iterator[Metric]:
-    """All metrics of all ``states``; those whose run has not begun are left out."""
+#: More runs than any machine has; then all is read anew.
+_MOST_KEPT = 20_000
+
+
+def collect(states: Sequence[JobState], kept: Kept | None = None) -> Iterator[Metric]:
+    """All metrics of all ``states``; those whose run has not begun are left out.
+
+    Args:
+        states: the runs.
+        kept: what need not be read again, from the last call; it is changed.
+    """
     begun = [state for state in states if state.name]
+    known = {} if kept is None else kept
     for family in FAMILIES:
-        yield build(family, begun)
+        yield build(family, begun, known)
 
 
 class JobStateCollector(Collector):
@@ -50,6 +60,7 @@ class JobStateCollector(Collector):
     ) -> None:
         self._current_states = current_states
         self._machine = machine
+        self._kept: Kept = {}
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: registering must not ask for a state."""
@@ -61,7 +72,9 @@ class JobStateCollector(Collector):
         yield InfoMetricFamily(
             "oomrun_build", "The oomrun that runs the job.", value=info
         )
-        yield from collect(self._current_states())
+        if len(self._kept) > _MOST_KEPT:
+            self._kept = {}
+        yield from collect(self._current_states(), self._kept)
         reading = self._machine()
         if reading is not None:
             yield from (build_machine(family, reading) for family in MACHINE_FAMILIES)

@@ -26,12 +26,12 @@ from types import TracebackType
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
 from oomrun.core.errors import PlatformError
 from oomrun.core.machine import MachineReading
 from oomrun.core.state import JobState
 from oomrun.metrics.catalogue import registry_of
+from oomrun.metrics.exposition import Encoders
 from oomrun.metrics.protection import OPEN, Protection
 
 __all__ = ["Exporter", "ExporterError", "serve", "start"]
@@ -72,6 +72,7 @@ class Exporter:
         self._protection = protection
         self._server = server
         self._registry = registry
+        self._encoders = Encoders()
         self._readiness = readiness
         self._scrapes = threading.Lock()
         self._scraped_at: deque[float] = deque(maxlen=5)
@@ -151,7 +152,8 @@ class Exporter:
             # Before the reply: whoever has it may end the run at once.
             with self._scrapes:
                 self._scraped_at.append(time.monotonic())
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        accept = request.headers.get("Accept", "")
+        encode, content_type = self._encoders.choose(accept)
         request.reply(HTTPStatus.OK, content_type, encode(self._registry))
         if counts and ending:
             self._final_scrape.set()

@@ -6,9 +6,10 @@ runs. Does not cover: which metrics there are (``catalogue.py``).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -25,7 +26,7 @@ from oomrun.core.machine import MachineReading
 from oomrun.core.state import JobState
 from oomrun.core.tally import Traced
 
-__all__ = ["Counted", "Family", "Sample", "Value", "build", "build_machine"]
+__all__ = ["Counted", "Family", "Kept", "Sample", "Value", "build", "build_machine"]
 
 Subject = TypeVar("Subject", JobState, MachineReading)
 
@@ -53,6 +54,8 @@ class Family(Generic[Subject]):
         help: one sentence.
         read: the samples of one run, or of the machine.
         labels: names of the labels, of a run's metric those after ``run``.
+        source: what ``read`` looks at; while these are the same objects, the samples
+            are the same. None: it is read at every scrape.
     """
 
     name: str
@@ -60,17 +63,41 @@ class Family(Generic[Subject]):
     help: str
     read: Callable[[Subject], Iterable[Sample]]
     labels: tuple[str, ...] = ()
+    source: Callable[[Subject], tuple[object, ...]] | None = None
 
 
-def build(family: Family[JobState], states: Sequence[JobState]) -> Metric:
-    """The family with the samples of all ``states``."""
+#: The samples of families and runs, with the objects that they were read from.
+Kept = dict[tuple[str, str, str], tuple[tuple[object, ...], list[Any]]]
+
+
+def build(family: Family[JobState], states: Sequence[JobState], kept: Kept) -> Metric:
+    """The family with the samples of all ``states``.
+
+    Args:
+        family: the family.
+        states: the runs.
+        kept: of the last scrape; it is changed.
+    """
     labels = ("run", *family.labels)
     metric = _empty(family, labels)
     for state in states:
-        for values, value in family.read(state):
-            if value is not None:
-                _add(metric, (state.name, *values), value, state.run_id)
+        if family.source is None:
+            _add_run(metric, family, state)
+            continue
+        key, source = (family.name, state.name, state.run_id), family.source(state)
+        before = kept.get(key)
+        if before is None or any(map(operator.is_not, before[0], source)):
+            alone = _empty(family, labels)
+            _add_run(alone, family, state)
+            before = kept[key] = (source, alone.samples)
+        metric.samples.extend(before[1])
     return metric
+
+
+def _add_run(metric: Metric, family: Family[JobState], state: JobState) -> None:
+    for values, value in family.read(state):
+        if value is not None:
+            _add(metric, (state.name, *values), value, state.run_id)
 
 
 def build_machine(family: Family[MachineReading], reading: MachineReading) -> Metric:
@@ -110,6 +137,9 @@ def _unit(name: str) -> str:
 def _add(
     metric: Metric, labels: tuple[str, ...], value: Value, run_id: str = ""
 ) -> None:
+    if isinstance(metric, GaugeMetricFamily) and isinstance(value, (int, float)):
+        metric.add_metric(labels, value)  # nearly all are
+        return
     match metric:
         case InfoMetricFamily():
             metric.add_metric(labels, {})

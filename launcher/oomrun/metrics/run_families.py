@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from oomrun.core.state import RESTART_CAUSES, JobState
-from oomrun.core.status import devices, shows_steps
+from oomrun.core.status import shows_steps
+from oomrun.metrics.device_families import devices_of
 from oomrun.metrics.family import Counted, Family, Sample, Value
 
 __all__ = ["RUN_FAMILIES", "RUN_STATES"]
@@ -54,7 +55,7 @@ def _run_end(state: JobState) -> Iterable[Sample]:
 
 
 def _accumulation_steps(state: JobState) -> float | None:
-    steps = [d.accumulation_steps for d in devices(state) if d.accumulation_steps]
+    steps = [d.accumulation_steps for d in devices_of(state) if d.accumulation_steps]
     return max(steps, default=None)
 
 
@@ -62,7 +63,7 @@ def _micro_batch_size(state: JobState) -> float | None:
     if shows_steps(state):
         return state.micro_batch_size
     # Nobody reports a command's: it is what the command was told.
-    return next((device.micro_batch_size for device in devices(state)), None)
+    return next((device.micro_batch_size for device in devices_of(state)), None)
 
 
 def _lost_steps(state: JobState) -> Iterable[Sample]:
@@ -71,7 +72,7 @@ def _lost_steps(state: JobState) -> Iterable[Sample]:
 
 
 def _replicas(state: JobState) -> float | None:
-    return len(devices(state)) or None
+    return len(devices_of(state)) or None
 
 
 def _workers_expected(state: JobState) -> float:
@@ -87,10 +88,12 @@ RUN_FAMILIES: tuple[Family[JobState], ...] = (
     Family(
         "oomrun_run_info", "info", "What the run is.", _run_info,
         ("run_id", "strategy", "framework_version", "keras_version"),
+        lambda s: (s.plan, s.versions),
     ),
     Family(
         "oomrun_run_state", "stateset", "The state that the run is in: 1, others 0.",
         _one(lambda s: {name: name == s.state for name in RUN_STATES}),
+        source=lambda s: (s.state,),
     ),
     Family(
         "oomrun_run_start_timestamp_seconds", "gauge",
@@ -109,7 +112,7 @@ RUN_FAMILIES: tuple[Family[JobState], ...] = (
             ((c,), Counted(s.restarts.get(c, 0), s.traces.get(c)))
             for c in RESTART_CAUSES
         ],
-        ("reason",),
+        ("reason",), lambda s: (s.restarts, s.traces),
     ),
     Family(
         "oomrun_resumes_total", "counter",
@@ -119,6 +122,7 @@ RUN_FAMILIES: tuple[Family[JobState], ...] = (
     Family(
         "oomrun_adaptations_total", "counter", "Changes of settings during the run.",
         lambda s: s.tally.adaptations.items(), ("action", "direction", "trigger"),
+        lambda s: (s.tally.adaptations,),
     ),
     Family(
         "oomrun_lost_steps_total", "counter",
@@ -129,7 +133,7 @@ RUN_FAMILIES: tuple[Family[JobState], ...] = (
         "oomrun_recovery_duration_seconds", "histogram",
         "Time from what stopped training to the first progress reported after it.",
         lambda s: [((why,), h) for why, h in s.tally.recovery_times.items()],
-        ("reason",),
+        ("reason",), lambda s: (s.tally.recovery_times,),
     ),
     Family(
         "oomrun_steps_total", "counter",
@@ -203,6 +207,7 @@ RUN_FAMILIES: tuple[Family[JobState], ...] = (
     Family(
         "oomrun_checkpoint_duration_seconds", "histogram",
         "Time to write a checkpoint.", _one(lambda s: s.tally.checkpoint_times),
+        source=lambda s: (s.tally.checkpoint_times,),
     ),
     Family(
         "oomrun_checkpoint_failures_total", "counter",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ALERTS", "GROUP", "Alert", "rules"]
+__all__ = ["ALERTS", "GROUP", "RECORDED", "Alert", "rules"]
 
 GROUP = "oomrun"
 _ACTIVE = "starting|training|evaluating|checkpointing|adapting|recovering"
@@ -55,7 +55,16 @@ class Alert:
 
 def rules() -> dict[str, Any]:
     """A rules file of Prometheus."""
-    return {"groups": [{"name": GROUP, "rules": [alert.to_json() for alert in ALERTS]}]}
+    recorded = [{"record": name, "expr": expr} for name, expr in RECORDED.items()]
+    alerts = [alert.to_json() for alert in ALERTS]
+    return {"groups": [{"name": GROUP, "rules": [*recorded, *alerts]}]}
+
+
+#: What others may want to build on, under names of their own.
+RECORDED = {
+    "run:oomrun_device_memory_headroom:min_ratio": "min by (run) "
+    "(oomrun_device_memory_headroom_bytes / oomrun_device_memory_limit_bytes)",
+}
 
 
 ALERTS = (
@@ -183,5 +192,26 @@ ALERTS = (
         action="The supervisor or its machine died, or the network did. Start the same "
         "command again: it goes on from the last checkpoint. A scrape interval above "
         "15 s misses the end of runs, which looks the same.",
+    ),
+    Alert(
+        name="OomrunHostMemoryHigh", wait="5m", severity="warning",
+        board="oomrun-memory",
+        expr="max by (instance) (oomrun_host_memory_used_bytes "
+        "/ oomrun_host_memory_limit_bytes) > 0.9",
+        summary="{{ $labels.instance }}: {{ $value | humanizePercentage }} of the "
+        "host's memory is in use",
+        action="At 100 % the kernel kills the training or oomrun itself. Load less at "
+        "once: smaller shuffle and prefetch buffers, no cache() in memory, fewer "
+        "workers; in a pod raise kubernetes.memory. Stop the run with SIGTERM first: "
+        "the same command goes on.",
+    ),
+    Alert(
+        name="OomrunCollectorFailing", wait="10m", severity="warning",
+        board="oomrun-fleet",
+        expr="min by (instance, collector) (oomrun_collector_success) == 0",
+        summary="{{ $labels.instance }}: {{ $labels.collector }} cannot be read",
+        action="For nvml see what `oomrun devices` and nvidia-smi say: a driver that "
+        "hangs or was updated, or a GPU that has fallen off the bus. A run that trains "
+        "may hang in it too; end it with SIGTERM once the driver is well.",
     ),
 )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import string
 from typing import Any
 
+from oomrun.monitoring.machine_rows import ALL_GPUS, SOURCES
 from oomrun.monitoring.panels import (
     STATE_MAPPINGS,
     Board,
@@ -187,7 +188,7 @@ _COUNTS = (
 )  # fmt: skip
 
 _VERSIONS = Panel(
-    title="Versions of oomrun", type="bargauge", unit="short", width=24,
+    title="Versions of oomrun", type="bargauge", unit="short", width=12,
     description="How many exporters run each version.",
     queries=(
         Query(
@@ -207,6 +208,7 @@ BOARD = Board(
     rows=(
         Row(panels=(_TABLE,), height=10),
         Row(panels=_COUNTS),
-        Row(panels=(_VERSIONS,), height=4),
+        ALL_GPUS,
+        Row(panels=(_VERSIONS, *SOURCES), height=5),
     ),
 )

@@ -5,6 +5,7 @@ Covers: what it shows. Does not cover: how a panel is written (``panels.py``).
 
 from __future__ import annotations
 
+from oomrun.monitoring.machine_rows import OF_RUN
 from oomrun.monitoring.panels import (
     STATE_MAPPINGS,
     Board,
@@ -207,35 +208,6 @@ _PREDICTION = (
 )  # fmt: skip
 
 
-def _of_others(used: str, label: str) -> Query:
-    """What others have on a run's GPU, where ``used`` is all, by the UUID's label."""
-    gpu = f"max by (run, rank, {label}) (oomrun_gpu_info{{{_DEVICE}}})"
-    return Query(
-        expr=f"sum by (run, rank) (sum by ({label}) ({used}) "
-        f"* on ({label}) group_right () {gpu}) "
-        f"- on (run, rank) sum by (run, rank) ({_IN_USE})",
-        legend="{{run}} rank {{rank}}",
-    )
-
-
-_OTHERS = (
-    Panel(
-        title="Memory of other programs (dcgm-exporter)", type="timeseries",
-        unit="bytes", width=12,
-        description="All that the driver counts on the GPU, less what TensorFlow has "
-        "allocated: neighbours, and the CUDA context. Empty without dcgm-exporter.",
-        queries=(_of_others("DCGM_FI_DEV_FB_USED * 1048576", "UUID"),),
-        defaults={"custom": lines(), "noValue": "no GPU, or no dcgm-exporter"},
-    ),
-    Panel(
-        title="Memory of other programs (nvidia_gpu_exporter)", type="timeseries",
-        unit="bytes", width=12,
-        description="The same for those who run nvidia_gpu_exporter.",
-        queries=(_of_others("nvidia_smi_memory_used_bytes", "uuid"),),
-        defaults={"custom": lines(), "noValue": "no GPU, or no nvidia_gpu_exporter"},
-    ),
-)  # fmt: skip
-
 BOARD = Board(
     uid="oomrun-memory",
     title="oomrun / memory headroom",
@@ -250,6 +222,6 @@ BOARD = Board(
         Row(panels=(_ANATOMY,), height=10),
         Row(panels=_TRENDS),
         Row(panels=_PREDICTION),
-        Row(panels=_OTHERS, title="GPUs as the driver sees them"),
+        *OF_RUN,
     ),
 )

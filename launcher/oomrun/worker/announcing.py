@@ -22,6 +22,8 @@ __all__ = [
     "state_measured",
 ]  # fmt: skip
 
+_PEAK_ROSE = 1.02
+
 
 @dataclass
 class Window:
@@ -145,6 +147,8 @@ def progressed(
     for device in memory[:1]:
         if call is not None and device.peak_bytes is not None:
             sizes.note_peak(micro, device.peak_bytes)
+    if session.launch.rank:
+        _peak_rose(session, memory)
     session.channel.send(
         ev.Progressed(
             at=time.time(),
@@ -172,3 +176,18 @@ def finite(value: Any) -> float | None:
     except (TypeError, ValueError):
         return None  # None, or whatever else a step of the user's calls its loss
     return number if math.isfinite(number) else None
+
+
+def _peak_rose(session: Session, memory: tuple[ev.DeviceMemory, ...]) -> None:
+    """Tells a new peak of a worker that tells nothing else of its steps."""
+    highest = max((device.peak_bytes or 0 for device in memory), default=0)
+    # By so much at least: else every step of a growing one would be journaled.
+    if highest <= session.peak_told * _PEAK_ROSE:
+        return
+    session.peak_told = highest
+    launch = session.launch
+    session.channel.send(
+        ev.PeakRose(
+            at=time.time(), attempt=launch.attempt, rank=launch.rank, memory=memory
+        )
+    )

@@ -10,6 +10,7 @@ import json
 import queue
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from oomrun.core import event_json, launch
@@ -22,7 +23,8 @@ __all__ = ["Channel", "OfOneDevice"]
 # What is told of every device of a group; all else is the same for all of them, and is
 # told of the first one.
 _OF_EACH = (
-    ev.WorkerReady, ev.OomOccurred, ev.LeakFound, ev.SharePlanned, ev.ScriptEnded,
+    ev.WorkerReady, ev.OomOccurred, ev.LeakFound, ev.PeakRose, ev.SharePlanned,
+    ev.ScriptEnded,
 )  # fmt: skip
 
 
@@ -31,10 +33,12 @@ class Channel:
 
     Attributes:
         rank: of this worker.
+        watcher: sees every event that is sent.
     """
 
     def __init__(self, descriptor: int) -> None:
         self.rank = 0
+        self.watcher: Callable[[ev.Event], None] | None = None
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(True)
         # The script's own child processes must not keep the channel open.
@@ -54,6 +58,8 @@ class Channel:
         """Sends one event. Does nothing once the channel is closed."""
         if self.rank and not isinstance(event, _OF_EACH):
             return
+        if self.watcher is not None:
+            self.watcher(event)
         line = json.dumps(event_json.to_json(event), allow_nan=False) + "\n"
         with self._lock:
             if self._closing:

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from oomrun.worker import building, callback_state, checkpointing, randomness
+from oomrun.worker import building, callback_state, checkpointing, randomness, scalars
 from oomrun.worker.fit_call import FitCall
 from oomrun.worker.position import Position
 from oomrun.worker.session import Session
@@ -24,6 +24,7 @@ def with_ours(session: Session, call: FitCall, callbacks: Any) -> Any:
     """The callbacks given to ``fit``, in the same form, with one of ours behind."""
     ours = _EngineCallback(session, call)
     call.callbacks = listed(callbacks)
+    scalars.follow(session, call.callbacks)
     if call.saved is not None:
         callback_state.prepare_to_resume(call.callbacks)
     if isinstance(callbacks, keras.callbacks.CallbackList):

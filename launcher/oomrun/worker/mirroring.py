@@ -99,17 +99,23 @@ class Mirroring:
         session.pass_size = size
         return logs
 
-    def blamed(self, message: str) -> tuple[MicroBatches, int]:
-        """Whose memory has run out, and the size of its passes.
+    def blamed(self, message: str) -> list[tuple[MicroBatches, int, str]]:
+        """Whose memory has run out, the size of its passes, and TensorFlow's text.
 
         Args:
-            message: TensorFlow's text.
+            message: the text of the error that was raised.
         """
+        # In the passes it is known; else it was in what is done with their sums.
+        found = self.function.exhausted or {self._named(message): message}
+        return [
+            (self._sizes[index], self._passes[index], text)
+            for index, text in found.items()
+        ]
+
+    def _named(self, message: str) -> int:
         found = _WHERE.search(message)
-        index = int(found[1]) if found else self._fullest()
-        if index >= len(self._sizes):
-            index = self._fullest()
-        return self._sizes[index], self._passes[index]
+        index = int(found[1]) if found else len(self._sizes)
+        return index if index < len(self._sizes) else self._fullest()
 
     def _fullest(self) -> int:
         """For a message that names no device."""

@@ -51,6 +51,7 @@ class Session:
         self.group = group
         self.stop_agreed = False
         self.pass_size: int | None = None
+        self.peak_told = 0
         self.micro_batches = MicroBatches(launch, channel)
         self.leaks = LeakWatch(launch)
         self.fit: FitCall | None = None

@@ -19,6 +19,7 @@ from oomrun.worker import building, caveats, checkpointing, measuring
 from oomrun.worker.engine import slicing, step
 from oomrun.worker.engine.separability import Separability
 from oomrun.worker.mirroring import Mirroring
+from oomrun.worker.recovery import MicroBatches
 from oomrun.worker.searching import Search
 from oomrun.worker.session import Session
 from oomrun.worker.sharing import Sharing
@@ -125,7 +126,8 @@ class TrainFunction:
             except tf.errors.ResourceExhaustedError as error:
                 # Only its text is kept: its frames hold the failed step's tensors.
                 message = str(error)
-            self._exhausted(data, size, samples, message)
+            for sizes, failed, text in self._blamed(size, message):
+                self._exhausted(data, sizes, failed, samples, text)
         session.micro_batches.ran(size)
         seconds = time.perf_counter() - began
         if in_fit:
@@ -200,13 +202,18 @@ class TrainFunction:
                 self._session.note(code, text)
         return found.possible
 
-    def _exhausted(self, data: Any, size: int, samples: int, message: str) -> None:
+    def _blamed(self, size: int, message: str) -> list[tuple[MicroBatches, int, str]]:
+        """Whose memory ran out, at which size, and TensorFlow's text."""
+        if isinstance(self._sharing, Mirroring):
+            return self._sharing.blamed(message)
+        return [(self._session.micro_batches, size, message)]
+
+    def _exhausted(
+        self, data: Any, sizes: MicroBatches, size: int, samples: int, message: str
+    ) -> None:
         """Returns where the step can be taken again, with a smaller micro-batch."""
         assert self._function is not None
         session, function = self._session, self._function
-        sizes = session.micro_batches
-        if isinstance(self._sharing, Mirroring):
-            sizes, size = self._sharing.blamed(message)
         applying = function.applying
         undone = not applying and function.snapshot.possible
         if undone:

@@ -28,6 +28,8 @@ from oomrun.core.spec import (
     Devices,
     EverySeconds,
     Gpus,
+    Hostfile,
+    Hosts,
     JobSpec,
     MemorySpec,
     MetricsSpec,
@@ -144,6 +146,7 @@ def _spec(found: Reading) -> JobSpec:
         metrics=_metrics(given),
         kubernetes=_kubernetes(found),
         **_some(given, "", strategy="strategy"),
+        hosts=_hosts(given),
     )
 
 
@@ -185,6 +188,15 @@ def _devices(given: Mapping[str, object]) -> Devices:
     if isinstance(value, Gpus):
         return value
     return Cpus() if value == "cpu" else AUTO
+
+
+def _hosts(given: Mapping[str, object]) -> Hosts:
+    value, file = given.get("hosts"), given.get("hosts.file")
+    if isinstance(file, str):
+        return Hostfile(file)
+    if isinstance(value, tuple):
+        return tuple(map(str, value))
+    return "slurm" if value == "slurm" else None
 
 
 def _batch(given: Mapping[str, object]) -> BatchSpec:

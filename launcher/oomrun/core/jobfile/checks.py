@@ -102,6 +102,12 @@ def _one_device(reading: Reading) -> None:
     if several and strategy in ("mirrored", "horovod") and command:
         wrong = f"a command starts its own workers, got strategy {strategy}"
         reading.report("strategy", wrong, "leave strategy and the further devices out")
+    if "hosts" in reading.places and strategy not in ("auto", "horovod"):
+        wrong = f"strategy {strategy} trains on one host"
+        reading.report("hosts", wrong, "write strategy: horovod, or leave hosts out")
+    elif "hosts" in reading.places and command:
+        wrong = "a command starts its own workers, on its own hosts"
+        reading.report("hosts", wrong, "leave hosts out")
 
 
 def _device_count(reading: Reading) -> int | None:

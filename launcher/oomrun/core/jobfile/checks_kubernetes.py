@@ -107,7 +107,13 @@ def _several(reading: Reading) -> None:
             wrong = f"several pods cannot all write to a {access} volume"
             key = "access" if f"{base}.access" in reading.places else "size"
             reading.report(f"{base}.{key}", wrong, "access: ReadWriteMany")
-    elif isinstance(gpus, int) and gpus > 1 and strategy in ("auto", "single"):
+    elif (
+        isinstance(gpus, int)
+        and gpus > 1
+        and (
+            strategy == "single" or (strategy == "auto" and "command" in reading.places)
+        )
+    ):
         wrong = f"strategy {strategy} trains on one GPU, so the others would be idle"
         reading.report("kubernetes.gpus", wrong, "add strategy: horovod")
     most = reading.values.get("kubernetes.memory_max")

@@ -6,7 +6,7 @@ too, since they are type-checked all the same; ``later`` says which those are.
 """
 
 from oomrun.core.jobfile import values
-from oomrun.core.jobfile.fields_devices import BATCH, DEVICES, MEMORY
+from oomrun.core.jobfile.fields_devices import BATCH, DEVICES, HOSTS, MEMORY
 from oomrun.core.jobfile.fields_kubernetes import KUBERNETES
 from oomrun.core.jobfile.fields_run import CHECKPOINT, METRICS, RECOVERY
 from oomrun.core.jobfile.kinds import Field, ListOf, MapOf, Section, choice
@@ -117,6 +117,20 @@ JOB = Section(
             ),
             default="auto",
             examples=("cpu", [0], ["GPU-8f6d9a3c"], {"cpu": 1, "memory": "600MiB"}),
+        ),
+        Field(
+            key="hosts",
+            kind=HOSTS,
+            about=(
+                "The hosts to train on with `strategy: horovod`, reached over ssh "
+                "without a password; the one that oomrun runs on must be named too if "
+                "it is to train. Each has what `devices` and `memory` say. Python, "
+                "oomrun, the script, its data and the run directory are found under "
+                "the same paths on all of them. `slurm` takes those of the Slurm job "
+                "that oomrun runs in; without the key it is this host alone. See "
+                "[recipes](recipes.md#several-hosts)."
+            ),
+            examples=(["node1", "node2"], "slurm", {"file": "hostfile"}),
         ),
         Field(
             key="batch",

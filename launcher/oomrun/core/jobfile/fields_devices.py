@@ -143,6 +143,33 @@ BATCH = Section(
     ),
 )
 
+HOSTS = OneOf(
+    (
+        choice("slurm"),
+        ListOf(
+            words="a list such as [node1, node2]",
+            item=values.HOST,
+            shortest=1,
+            unique=True,
+        ),
+        Section(
+            "a mapping such as {file: hostfile}",
+            (
+                Field(
+                    key="file",
+                    kind=values.PATH,
+                    about=(
+                        "An MPI hostfile, relative to the folder of the job file: a "
+                        "host in each line. What it says of slots is not read."
+                    ),
+                    examples=("hostfile",),
+                    required=True,
+                ),
+            ),
+        ),
+    )
+)
+
 MEMORY = Section(
     "a mapping such as {limit: 20GiB}",
     (

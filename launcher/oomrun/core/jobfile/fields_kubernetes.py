@@ -273,12 +273,14 @@ _LIFE = (
     ),
     Field(
         key="grace",
-        kind=values.GRACE,
+        kind=OneOf((Choice({"auto": "auto"}), values.GRACE)),
         about=(
             "How long a pod that has to go may take for a checkpoint. oomrun itself "
-            "gets 10 seconds less."
+            "gets 10 seconds less. `auto`: 2min, or more where checkpoints of a run of "
+            "the job in `runs/NAME` here took long: twice as long as the slowest, and "
+            "half a minute."
         ),
-        default="2min",
+        default="auto",
         examples=("10min",),
     ),
     Field(

@@ -7,6 +7,7 @@ JSON Schema. A check raises ValueError with a hint (or none) for the user.
 import re
 
 from oomrun.core import units
+from oomrun.core.host_names import HOST_PATTERN
 from oomrun.core.jobfile.kinds import Text
 from oomrun.core.spec import Bytes, EverySeconds, EverySteps, Listen, Share
 
@@ -172,6 +173,12 @@ SECRET_VARIABLE = Text(
     words="the name of an environment variable",
     check=lambda text: _matching(_VARIABLE_PATTERN, text),
     pattern=_VARIABLE_PATTERN,
+)
+HOST = Text(
+    words="the name of a host",
+    check=lambda text: _matching(HOST_PATTERN, text),
+    pattern=HOST_PATTERN,
+    longest=255,
 )
 USER = Text(
     words="a user name without a colon",

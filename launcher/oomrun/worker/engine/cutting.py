@@ -13,7 +13,7 @@ Whether that is exact for a given step is found by trying (``trial.py``).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,13 +31,10 @@ from oomrun.worker.engine.returning import (
 )
 from oomrun.worker.engine.snapshot import Snapshot
 
-__all__ = ["Batch", "Cutter", "Phases", "Scouted", "whole_step"]
+__all__ = ["Batch", "Cutter", "Scouted", "Weights", "whole_step"]
 
 Around = Callable[[Any, Any], contextlib.AbstractContextManager[Any]]
 OnApply = Callable[[Apply, Sequence[Any]], None]
-#: Each call of an optimizer, its gradients, and whether it is the last. It is made
-#: before the next one is asked for.
-Phases = Generator[tuple[Apply, Sequence[Any], bool], None, Returned]
 
 
 class _ReachedOptimizer(BaseException):
@@ -99,11 +96,33 @@ class Batch:
 
 
 @dataclass
-class _Weights:
+class Weights:
     """Weights before and after the optimizers of earlier phases."""
 
     old: list[tuple[Any, tf.Tensor]] = field(default_factory=list)
     new: dict[int, list[tuple[Any, tf.Tensor]]] = field(default_factory=dict)
+
+    def note_old(self, variables: Sequence[Any]) -> None:
+        self.old += [(v, tf.identity(v.value)) for v in variables]
+
+    def note_new(self, phase: int, variables: Sequence[Any]) -> None:
+        self.new[phase] = [(v, tf.identity(v.value)) for v in variables]
+
+    def values(self) -> tuple[list[tf.Tensor], list[list[tf.Tensor]]]:
+        """The values alone, to be handed to another graph."""
+        new = [[value for _, value in self.new[phase]] for phase in sorted(self.new)]
+        return [value for _, value in self.old], new
+
+    @classmethod
+    def of(cls, variables: Sequence[Sequence[Any]], values: Any) -> Weights:
+        """From ``values``, and the variables of all phases."""
+        old, new = values
+        pairs = [
+            list(zip(of_phase, found, strict=True))
+            for of_phase, found in zip(variables, new, strict=False)
+        ]
+        earlier = [v for of_phase in variables[: len(new)] for v in of_phase]
+        return cls(list(zip(earlier, old, strict=True)), dict(enumerate(pairs)))
 
     def put_old(self) -> None:
         for variable, value in self.old:
@@ -122,7 +141,7 @@ class _Phase:
     last: bool
     found: Scouted
     totals: list[tf.Tensor | None]
-    weights: _Weights
+    weights: Weights
 
     @property
     def call(self) -> Apply | None:
@@ -204,20 +223,9 @@ class Cutter:
                 whole batch, once each, in order.
             around: opened with the first row and the rows of a part, around its pass.
         """
-        phases = self.phases(batch, around)
-        try:
-            while True:
-                call, gradients, _ = next(phases)
-                on_apply(call, gradients)
-        except StopIteration as ended:
-            returned: Returned = ended.value
-            return returned
-
-    def phases(self, batch: Batch, around: Around | None = None) -> Phases:
-        """As ``step``, for whoever has several of them take turns."""
         found = self.scout(batch.part(tf.constant(0)))
         totals = self._total_divisors(batch, found.divisors)
-        weights = _Weights()
+        weights = Weights()
         last: Logs = {}
         mean: Logs = {}
         phases = max(1, len(found.applies))
@@ -228,14 +236,30 @@ class Cutter:
             if call is None:
                 continue
             if phase.last:
-                yield call, gradients, True
+                on_apply(call, gradients)
                 continue
             # The next phase begins as this one did.
             self._snapshot.restore()
-            weights.old += [(v, tf.identity(v.value)) for v in call.variables]
-            yield call, gradients, False
-            weights.new[number] = [(v, tf.identity(v.value)) for v in call.variables]
+            weights.note_old(call.variables)
+            on_apply(call, gradients)
+            weights.note_new(number, call.variables)
         return Returned(last, mean, found.returned)
+
+    def passes(self, batch: Batch, number: int, weights: Weights) -> Any:
+        """The passes over a batch for one optimizer, which is for the caller to call.
+
+        Args:
+            batch: the batch and how it is cut.
+            number: which of the step's optimizers.
+            weights: before and after the optimizers of earlier calls.
+
+        Returns:
+            The gradients of the whole batch, and of ``Returned`` last and mean.
+        """
+        found = self.scout(batch.part(tf.constant(0)))
+        totals = self._total_divisors(batch, found.divisors)
+        last = number == max(1, len(found.applies)) - 1
+        return self._phase(batch, _Phase(number, last, found, totals, weights), None)
 
     def _phase(self, batch: Batch, phase: _Phase, around: Around | None) -> Any:
         """The sum of one optimizer's gradients over the parts, and the logs."""

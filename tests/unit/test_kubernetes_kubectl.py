@@ -1,0 +1,77 @@
+"""The real kubectl with what ``render`` prints, against the server of the tests."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kubernetes_jobs as jobs
+from fake_cluster import FakeCluster
+from oomrun.cli import main
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("kubectl") is None, reason="there is no kubectl"
+)
+
+SECTION = """strategy: horovod
+kubernetes:
+  image: x
+  pods: 2
+  gpu_memory: any
+  pod_monitor: {release: p}
+  volume: {size: 1GiB, access: ReadWriteMany}
+  annotations: {a: "1e3", b: "$(touch /tmp/x) `id`", c: "x: #\\n- {"}
+  labels: {n: "0o7", y: "y"}
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    monkeypatch.chdir(tmp_path)
+    jobs.write_job(tmp_path, SECTION)
+    server = FakeCluster()
+    monkeypatch.setenv("KUBECONFIG", str(server.write_config(tmp_path / "kubeconfig")))
+    monkeypatch.setenv("HOME", str(tmp_path))  # it keeps what it has discovered there
+    yield server
+    server.close()
+
+
+def kubectl(*words: str, given: str | None = None) -> str:
+    done = subprocess.run(
+        ["kubectl", *words], input=given, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_kubectl_makes_waits_reads_and_deletes(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["render", "job.yaml"]) == 0
+    text = capsys.readouterr().out
+    assert main(["render", "job.yaml", "--json"]) == 0
+    rendered = json.loads(capsys.readouterr().out)["items"]
+    # Its check of fields is the server's, by a document that ours does not have.
+    said = kubectl("create", "--validate=false", "-f", "-", given=text)
+    assert said.count(" created") == len(rendered) == 7
+    for wanted in rendered:
+        (kept,) = [o for o in cluster.objects.values() if o["kind"] == wanted["kind"]]
+        metadata = {**wanted["metadata"], "namespace": "default"}
+        own = {key: kept["metadata"][key] for key in metadata}
+        assert own == metadata
+        assert kept.get("spec") == wanted.get("spec")
+    cluster.add_pod("digits", "digits-0-a", {"phase": "Running"})
+    cluster.logs["digits-0-a"] = "step 1\n"
+    assert kubectl("logs", "digits-0-a") == "step 1\n"
+    found = json.loads(kubectl("get", "jobs", "-o", "json"))
+    assert [each["metadata"]["name"] for each in found["items"]] == ["digits"]
+    cluster.finish("digits", "Complete")
+    words = ("wait", "--for=condition=Complete", "--timeout=60s", "job/digits")
+    assert "condition met" in kubectl(*words)
+    kubectl("delete", "--wait=false", "-f", "-", given=text)
+    assert {plural for plural, _, _ in cluster.objects} == {"pods"}
