@@ -71,7 +71,8 @@ rng = np.random.default_rng(0)
 x, y = rng.normal(size=(96, 16)), rng.normal(size=(96, 1))
 model = keras.Sequential(
     [
-        keras.Input((16,)), Greedy(), keras.layers.Dense(32, "tanh"),
+        # Not first: nobody asks for the gradients of inputs.
+        keras.Input((16,)), keras.layers.Dense(32, "tanh"), Greedy(),
         keras.layers.Dense(1),
     ]
 )
