@@ -24,21 +24,19 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from oomrun.worker import checkpointing
 
 
 def model_of(mib: float, layers: int) -> Any:
-    """A model that has taken a step, whose weights and Adam's slots take ``mib``."""
+    """A model whose weights and slots of Adam take ``mib``."""
     width = max(8, int((mib * 2**20 / 4 / 3 / layers) ** 0.5))
     model = keras.Sequential(
         [keras.Input((width,)), *(keras.layers.Dense(width) for _ in range(layers))]
     )
     model.compile("adam", "mse")
-    batch = np.zeros((2, width), "float32")
-    model.train_on_batch(batch, batch)
+    model.optimizer.build(model.trainable_variables)
     return model
 
 

@@ -3,7 +3,7 @@
 Covers: memory that runs out in forward, backward, apply and validation, at the first
 step, in the middle and at the last one; crashes of the script once, always, and every
 third time; a full disk for checkpoints. Each ends with the weights of an undisturbed
-run, or with a documented exit code. One cell is of `make test`, all of `make chaos`.
+run, or with a documented exit code. All of it is of `make chaos`.
 Does not cover: kills (``benchmarks.kills``), damaged checkpoints and journals
 (``tests/unit/test_checkpoint_faults.py``, ``test_journal_faults.py``).
 """
@@ -30,10 +30,11 @@ where, when = os.environ.get("WHERE", ""), int(os.environ.get("WHEN", "-1"))
 once = where and not os.path.exists("had-enough")
 
 def needs(rows):
-    '''Zero, at a price.'''
+    '''Next to nothing, at a price.'''
     now = tf.equal(optimizer.iterations, when)
     count = tf.where(now, tf.cast(rows, "int64") * 2**20, 1)
-    return 0.0 * tf.reduce_max(tf.random.uniform([count], dtype="float64"))
+    # Not 0 times that: Grappler would leave all of it out.
+    return 1e-300 * tf.reduce_max(tf.fill([count], tf.cast(0.5, "float64")))
 
 class Greedy(keras.layers.Layer):
     def call(self, inputs, training=False):
@@ -70,7 +71,8 @@ rng = np.random.default_rng(0)
 x, y = rng.normal(size=(96, 16)), rng.normal(size=(96, 1))
 model = keras.Sequential(
     [
-        keras.Input((16,)), Greedy(), keras.layers.Dense(32, "tanh"),
+        # Not first: nobody asks for the gradients of inputs.
+        keras.Input((16,)), keras.layers.Dense(32, "tanh"), Greedy(),
         keras.layers.Dense(1),
     ]
 )
@@ -95,7 +97,6 @@ CELLS = [
     ),
     ("validation", "last"),
 ]
-QUICK = {("backward", "last")}
 
 
 @pytest.fixture(scope="module")
@@ -107,13 +108,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "weights.npz"
 
 
-@pytest.mark.parametrize(
-    ("where", "moment"),
-    [
-        pytest.param(*cell, marks=[] if cell in QUICK else pytest.mark.slow)
-        for cell in CELLS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "moment"), CELLS)
 def test_memory_runs_out(
     tmp_path: Path, undisturbed: Path, where: str, moment: str
 ) -> None:
@@ -185,9 +181,10 @@ def test_the_script_crashes(
         assert "the same would happen again" in job.said()
 
 
-FULL = CRASHES.replace(
-    "rng = np.random.default_rng(0)",
-    """class Full(keras.callbacks.Callback):
+FULL = (
+    CRASHES.replace(
+        "rng = np.random.default_rng(0)",
+        """class Full(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         # From the fourth step on no file may grow beyond 1 KiB, as on a full disk.
         if batch == 3:
@@ -197,7 +194,10 @@ FULL = CRASHES.replace(
         if batch == 5:
             resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
 rng = np.random.default_rng(0)""",
-).replace("callbacks=[Crash()]", "callbacks=[Full()]")
+    )
+    .replace("callbacks=[Crash()]", "callbacks=[Full()]")
+    .replace("verbose=2", "verbose=0")
+)
 
 
 @pytest.mark.slow

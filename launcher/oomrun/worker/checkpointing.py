@@ -82,16 +82,17 @@ def restore_variables(variables: Sequence[Any], arrays: Arrays) -> None:
         variable.assign(arrays[f"variable/{index}"])
 
 
-def _pack(state: Mapping[str, Any], variables: Arrays) -> dict[str, list[bytes]]:
+def _pack(state: Mapping[str, Any], variables: Arrays) -> dict[str, list[Any]]:
     arrays: Arrays = dict(variables)
     encoded = encode(dict(state), arrays, "state")
     index, chunks, offset = [], [], 0
     for name, array in arrays.items():
-        content = np.ascontiguousarray(array).tobytes()
+        # No copy, while training waits: a view of the array's bytes.
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         dtype = tf.as_dtype(array.dtype).name
-        index.append([name, dtype, list(array.shape), offset, len(content)])
+        index.append([name, dtype, list(array.shape), offset, content.nbytes])
         chunks.append(content)
-        offset += len(content)
+        offset += content.nbytes
     header = {"arrays": index, "state": encoded}
     return {_ARRAYS: chunks, _STATE: [json.dumps(header).encode()]}
 
@@ -202,7 +203,7 @@ class Writer:
         return True
 
     def _write(
-        self, name: str, files: dict[str, list[bytes]], blocked_s: float, context: Any
+        self, name: str, files: dict[str, list[Any]], blocked_s: float, context: Any
     ) -> None:
         began = time.monotonic()
         try:
@@ -215,7 +216,7 @@ class Writer:
         self._saved(name, size, time.monotonic() - began, blocked_s, context)
         self._prune()
 
-    def _timed(self, chunks: Sequence[bytes], until: float) -> Iterator[bytes]:
+    def _timed(self, chunks: Sequence[Any], until: float) -> Iterator[Any]:
         for chunk in chunks:
             yield chunk
             if time.monotonic() > until:
