@@ -65,7 +65,7 @@ versions: $(VENV)/.venv ## the lowest and the newest TensorFlow, Keras and Pytho
 bench: $(VENV)/.horovod ## the benchmarks; their JSON goes to build/bench
 	@mkdir -p $(BUILD)/bench
 	@set -e; for name in $(BENCHMARKS); do echo "$$name"; \
-	  PYTHONPATH=tests $(BIN)/python -m benchmarks.$$name > $(BUILD)/bench/$$name.json; \
+	  PYTHONPATH=tests:tests/e2e $(BIN)/python -m benchmarks.$$name > $(BUILD)/bench/$$name.json; \
 	  cat $(BUILD)/bench/$$name.json; done
 
 bench-memory: $(VENV)/.test ## what is planned against what fits: an hour and more

@@ -171,7 +171,10 @@ def _gpu_memory(given: Mapping[str, str], plan: Plan) -> dict[str, str]:
         # our reserve, since the CUDA context is there already when it looks.
         limits = [d.limit_bytes for d in plan.devices if d.limit_bytes is not None]
         kept_mib = reserve_bytes(min(limits, default=None)) // 2 // _MIB
-        return {_GROWTH: "true", _KEPT_FREE: given.get(_KEPT_FREE, str(kept_mib))}
+        grown = {_GROWTH: "true", _KEPT_FREE: given.get(_KEPT_FREE, str(kept_mib))}
+        if "allocator" in plan.levers:
+            grown[_ALLOCATOR] = "cuda_malloc_async"
+        return grown
     env = {_GROWTH: "false"}
     if plan.memory_mode == "limit":
         # TensorFlow's functions allow growth or a limit; this variable adds growth.
@@ -190,7 +193,9 @@ def overruled(given: Mapping[str, str], plan: Plan) -> tuple[str, ...]:
     """
     mode = plan.memory_mode
     why = {
-        _ALLOCATOR: f"it does not keep to a limit, and memory.mode is {mode}",
+        _ALLOCATOR: "the lever allocator decides"
+        if "allocator" in plan.levers
+        else f"it does not keep to a limit, and memory.mode is {mode}",
         _GROWTH: f"memory.mode decides, and is {mode}",
         "TF_CPU_ALLOCATOR_USE_BFC": "memory.limit needs it",
         "TF_CPU_BFC_MEM_LIMIT_IN_MB": "memory.limit decides",

@@ -29,8 +29,8 @@ _log = logging.getLogger(__name__)
 _EVERY_S = 1.0
 # So much of it must have been in use, page cache that can be dropped not counted.
 _FULL = 0.95
-# A change of less is not worth a write.
-_STEP = 0.02
+# Before that nothing is written, and later no change of less than this.
+_NOTABLE, _STEP = 0.8, 0.02
 
 
 @contextlib.contextmanager
@@ -68,7 +68,8 @@ def _look(
         if limit:
             used = max(0, limit - host.free_bytes)
             share = used / limit
-            if written is None or abs(share - written) >= _STEP:
+            news = share >= _NOTABLE if written is None else _changed(share, written)
+            if news:
                 written = share
                 said = {"used_bytes": used, "limit_bytes": limit}
                 try:
@@ -77,6 +78,10 @@ def _look(
                     _log.warning("how full the memory is cannot be kept: %s", error)
                     return
         ended.wait(every_s)
+
+
+def _changed(share: float, written: float) -> bool:
+    return abs(share - written) >= _STEP
 
 
 def ran_out(path: Path, now: Host) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oomrun.core import command, planning
+from oomrun.core import command, levers, planning
 from oomrun.core import launch as launches
 from oomrun.core import plan as plans
 from oomrun.core.errors import LaunchError
@@ -134,7 +134,10 @@ def make_launch(
     spec = job.spec
     kind, program, args = _program(job, plan)
     micro, every = spec.batch.micro, spec.checkpoint.every
-    shrinks = "micro_batch" in spec.recovery.levers and not isinstance(micro, int)
+    order = spec.recovery.levers
+    shrinks = levers.MICRO_BATCH in order and not isinstance(micro, int)
+    # What the job file lists before the micro-batch comes before it.
+    shrinks = shrinks and levers.due(order, state, plans.to_json(plan)) is None
     return Launch(
         attempt=attempt,
         rank=rank,
@@ -148,12 +151,14 @@ def make_launch(
         checkpoint_every_steps=every.steps if isinstance(every, EverySteps) else None,
         checkpoint_every_s=every.seconds if isinstance(every, EverySeconds) else None,
         keep=spec.checkpoint.keep,
+        checkpoint_timeout_s=spec.checkpoint.timeout_s,
         in_process=spec.recovery.in_process == "auto" and shrinks,
         micro_batch_max=micro.size if isinstance(micro, AtMost) else None,
         micro_batch_fixed=micro if isinstance(micro, int) else None,
         global_batch_size=spec.batch.global_size,
         last_step=state.last_training_step,
         batch_norm=spec.batch.batch_norm,
+        grow_back=spec.recovery.grow_back,
         shares=spec.batch.shares,
         probe=spec.memory.probe == "auto" and shrinks,
         measure=job.measure,

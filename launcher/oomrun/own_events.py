@@ -70,4 +70,5 @@ def decision_made(
         reason=decision.reason,
         micro_batch_size=micro,
         delay_s=delay_s,
+        levers=decision.levers if isinstance(decision, Restart) else None,
     )

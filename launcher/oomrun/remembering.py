@@ -47,7 +47,10 @@ def environment_of(
         "strategy": plan.strategy,
         "replicas": len(plan.devices),
         "batch_norm": spec.batch.batch_norm,
-        "variables": relevant_variables(variables),
+        "variables": {
+            **relevant_variables(variables),
+            **({"levers": " ".join(plan.levers)} if plan.levers else {}),
+        },
     }
 
 

@@ -56,6 +56,7 @@ def shares(run: jobs.Job) -> list[tuple[str, int, int]]:
     return [(s.device, s.share, s.micro_batch_size) for s in planned]
 
 
+@pytest.mark.slow
 def test_three_devices_in_passes(tmp_path: Path, plain: Path) -> None:
     more = (
         "strategy: mirrored\ndevices: {cpu: 3, memory: [600MiB, 200MiB, 200MiB]}\n"
@@ -64,12 +65,13 @@ def test_three_devices_in_passes(tmp_path: Path, plain: Path) -> None:
     run = job(tmp_path, more)
     assert run.run() == 0, run.everything()
     assert jobs.distance(tmp_path / "weights.npz", plain) < 1e-10, run.everything()
-    assert shares(run) == [("cpu:0", 32, 20), ("cpu:1", 32, 20), ("cpu:2", 32, 20)]
+    assert shares(run) == [("cpu:0", 32, 16), ("cpu:1", 32, 16), ("cpu:2", 32, 16)]
 
 
 # A pass takes about 0.6 MiB a sample. In the second epoch a neighbour takes all but
 # 40 MiB of what the two devices have together.
 LARGE = """
+import os
 import keras, numpy as np, tensorflow as tf
 keras.config.set_floatx("float64")
 keras.utils.set_random_seed(3)
@@ -87,7 +89,7 @@ model = keras.Sequential([
 model.compile(keras.optimizers.Adam(0.0001), "mse", metrics=["mae"])
 class Neighbour(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 1:
+        if epoch == 1 and "OOMRUN_RANK" in os.environ:
             used = tf.config.experimental.get_memory_info("CPU:0")["current"]
             pieces = ((200 - 40) * 2**20 - used) // 2**20
             self.taken = [tf.zeros([2**17], tf.float64) for _ in range(pieces)]

@@ -30,9 +30,7 @@ def apart() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    "case", ["dense", "eager", "by_xla", "masked", "two_optimizers"]
-)
+@pytest.mark.parametrize("case", ["dense", "eager", "masked", "two_optimizers"])
 def test_as_far_as_one_device(apart: dict[str, Any], case: str) -> None:
     assert apart[case]["variables"] < 1e-12
     assert apart[case]["logs"] < 1e-12

@@ -1,8 +1,8 @@
-"""``oomrun run`` as one of several hosts, and what it says at its end.
+"""``oomrun run`` on several hosts: its options, and the part that each host takes.
 
-Covers: the options of a gang, its two parts, the last words in the file that
-``OOMRUN_TERMINATION_LOG`` names. Does not cover: what either part does (``gang``,
-``member``).
+Covers: the gang that the options or the job file's hosts tell of; the last words in the
+file that ``OOMRUN_TERMINATION_LOG`` names. Does not cover: what a gang does
+(``oomrun.gang``, ``oomrun.member``), and ssh (``oomrun.hosts``).
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Any
 
-from oomrun.cli import called_hosts
 from oomrun.core import last_words
-from oomrun.core.errors import OomrunError, Problem, SpecError
-from oomrun.core.units import parse_duration
+from oomrun.core.errors import LaunchError, OomrunError, Problem, SpecError
 
-__all__ = ["add", "meeting", "served", "supervised"]
+__all__ = ["add", "meeting_of", "served", "supervised"]
 
-_PATIENCE_S = 1800.0
+# A gang's hosts may be waited for in a queue; those of a job file are there, or not.
+_MEET_WITHIN_S, _CALLED_WITHIN_S = 1800.0, 300.0
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of a gang to ``run``."""
+def add(parser: argparse.ArgumentParser, duration: Callable[[str], float]) -> None:
+    """Adds the options of a job on several hosts; ``duration`` reads a time."""
     gang = parser.add_argument_group(
         "several hosts",
         "The same command on each host, in a folder that all of them share. Member 0 "
@@ -47,23 +47,24 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     gang.add_argument(
         "--meet-within",
-        type=_patience,
+        type=duration,
         metavar="TIME",
         help="how long one waits for the others (default: 30min; 5min for the job "
         "file's hosts)",
     )
 
 
-def meeting(args: argparse.Namespace, job: Any) -> tuple[Any, tuple[str, ...]]:
-    """The gang that options or job file tell of, or None, and whom of it we call."""
-    if args.gang > 1:
-        return _meeting(args), ()
-    if job.spec.hosts is None:
-        return None, ()
-    return called_hosts.meeting_of(job, args.meet_within)
+def meeting_of(args: argparse.Namespace, job: Any) -> tuple[Any, tuple[str, ...]]:
+    """The gang, or None, and the hosts of it that are to be called by us."""
+    if args.gang == 1 and job.spec.hosts is not None:
+        return _meeting_of_hosts(job, args.meet_within)
+    return _meeting(args), ()
 
 
 def _meeting(args: argparse.Namespace) -> Any:
+    """The gang that the options tell of, or None."""
+    if args.gang == 1:
+        return None
     from oomrun.gang import Meeting
 
     wrong = ""
@@ -80,7 +81,7 @@ def _meeting(args: argparse.Namespace) -> Any:
         member=args.member,
         host=address,
         port=port,
-        patience_s=args.meet_within or _PATIENCE_S,
+        patience_s=args.meet_within or _MEET_WITHIN_S,
     )
 
 
@@ -97,6 +98,33 @@ def served(job: Any, meeting: Any) -> int:
             raise
 
 
+def _meeting_of_hosts(job: Any, within_s: float | None) -> tuple[Any, tuple[str, ...]]:
+    """The gang that the job file's hosts are, and those of them that are called."""
+    from oomrun import hosts
+    from oomrun.gang import Meeting
+
+    known = hosts.of_job(job.spec.hosts, job.job_file, job.environment)
+    called = tuple(name for name, address in known.items() if address)
+    if len(called) == len(known):
+        raise LaunchError(
+            "oomrun is called on one of a job's hosts, which has the run: this one is "
+            "not among them",
+            where=", ".join(known),
+        )
+    if not called:
+        return None, ()
+    ours = hosts.address_towards(known[called[0]])
+    hosts.check_own_name(ours)
+    meeting = Meeting(
+        size=len(known),
+        member=0,
+        host=ours,
+        port=0,
+        patience_s=within_s or _CALLED_WITHIN_S,
+    )
+    return meeting, called
+
+
 def supervised(
     job: Any, meeting: Any, called: Any, args: Any, *, stops: Any, **more: Any
 ) -> Any:
@@ -109,8 +137,7 @@ def supervised(
         if meeting is not None:
             gang = Gang(meeting, job.job_text, stops)
             if called:
-                # Closed after the gang, whose members then leave by themselves.
-                calls = called_hosts.call(called, job, meeting, gang.port, args)
+                calls = _call(called, job, meeting, gang.port, args)
                 stack.callback(calls.close)
             stack.callback(gang.close)
         try:
@@ -135,11 +162,20 @@ def _say_last(words: str) -> None:
             file.write(words)
 
 
-def _patience(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 30min") from None
+def _call(called: Any, job: Any, meeting: Any, port: int, args: Any) -> Any:
+    """Starts members on the job file's other hosts."""
+    from oomrun import hosts
+
+    settings = [word for change in args.set or () for word in ("--set", change)]
+    words = [
+        [
+            "run", str(job.job_file), *settings,
+            "--run-dir", str(job.run_dir.path), "--gang", str(meeting.size),
+            "--member", str(number), "--meet", f"{meeting.host}:{port}",
+        ]
+        for number in range(1, meeting.size)
+    ]  # fmt: skip
+    return hosts.Calls(called, words, job.cwd, job.environment)
 
 
 def _sum(text: str) -> int:

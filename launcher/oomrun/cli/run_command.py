@@ -65,7 +65,7 @@ def add_parser(subparsers: Any) -> None:
         default="text",
         help="json: one JSON object a line instead of a view",
     )
-    gang_options.add(parser)
+    gang_options.add(parser, duration)
     parser.set_defaults(handler=run)
 
 
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
         owns_process=True,
     )
     become_subreaper()
-    meeting, called = gang_options.meeting(args, job)
+    meeting, called = gang_options.meeting_of(args, job)
     if meeting is not None and meeting.member:
         return gang_options.served(job, meeting)
     latest = _Latest()

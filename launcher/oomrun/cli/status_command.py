@@ -18,8 +18,8 @@ from typing import Any
 
 from oomrun import journal
 from oomrun.cli.kubernetes_commands import add_mode_option
+from oomrun.core import levers, units, words
 from oomrun.core import status as statuses
-from oomrun.core import units, words
 from oomrun.core.errors import JournalError
 from oomrun.core.state import JobState, replay
 from oomrun.rundir import RunDir
@@ -145,6 +145,8 @@ def _lines(state: JobState, alive: bool, run_dir: RunDir) -> Iterator[str]:
     if state.checkpoint is not None:
         size = units.format_bytes(state.checkpoint.size_bytes)
         yield f"  checkpoint   {state.checkpoint.name}, {size}"
+    for lever in state.levers:
+        yield f"  lever        {words.one_line(levers.in_words(lever))}"
     if state.last_decision:
         yield f"  decision     {words.one_line(state.last_decision)}"
     for note in statuses.status_json(state)["notes"]:

@@ -322,7 +322,10 @@ class AttemptEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionMade(Event):
-    """What follows an attempt: restart, finish, fail or stop, with its one reason."""
+    """What follows an attempt: restart, finish, fail or stop, with its one reason.
+
+    ``levers`` are all that are in force from then on; None: as before.
+    """
 
     type: ClassVar[str] = "decision_made"
     attempt: int
@@ -331,6 +334,7 @@ class DecisionMade(Event):
     reason: str
     micro_batch_size: int | None = None
     delay_s: float = 0.0
+    levers: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,10 +68,12 @@ class Launch:
         checkpoint_dir: absolute path.
         checkpoint_every_steps, checkpoint_every_s: at most one is set.
         keep: how many checkpoints are kept.
+        checkpoint_timeout_s: how long one may take.
         in_process: whether the worker may shrink the micro-batch by itself.
         micro_batch_max: the user's own upper bound, None without one.
         micro_batch_fixed: the user's own micro-batch, never changed.
         batch_norm: micro_batch, freeze or refuse.
+        grow_back: whether a micro-batch comes back once its memory is free again.
         shares: auto or by_memory.
         probe: whether micro-batches may be tried before the first step.
         measure: leave before the first step, once the memory it needs is known.
@@ -102,6 +104,7 @@ class Launch:
     global_batch_size: int | None
     last_step: int
     batch_norm: str = "micro_batch"
+    grow_back: bool = True
     shares: str = "auto"
     probe: bool = False
     measure: bool = False
@@ -110,6 +113,7 @@ class Launch:
     environment: Mapping[str, Any] | None = None
     fit: int = 0
     profile_key: str | None = None
+    checkpoint_timeout_s: float = 600.0
     supervisor_pid: int | None = None
 
 

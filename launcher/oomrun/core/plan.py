@@ -63,6 +63,7 @@ class Plan:
     memory_mode: MemoryMode
     devices: tuple[DevicePlan, ...]
     notes: tuple[str, ...] = ()
+    levers: tuple[str, ...] = ()
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
@@ -74,6 +75,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "memory_mode": plan.memory_mode,
         "devices": [_device_json(device) for device in plan.devices],
         "notes": list(plan.notes),
+        "levers": list(plan.levers),
     }
 
 
@@ -105,4 +107,5 @@ def from_json(value: Mapping[str, Any]) -> Plan:
             for d in value["devices"]
         ),
         notes=tuple(value["notes"]),
+        levers=tuple(value.get("levers", ())),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from oomrun.core import batch, command
+from oomrun.core import batch, command, levers
 from oomrun.core.diagnosis import Cause, Diagnosis
 from oomrun.core.state import JobState
 
@@ -44,11 +44,15 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """Start another attempt, with ``micro_batch_size`` samples a pass at most."""
+    """Start another attempt, with ``micro_batch_size`` samples a pass at most.
+
+    ``levers`` are those in force from then on; None: as before.
+    """
 
     reason: str
     micro_batch_size: int | None = None
     delay_s: float = 0.0
+    levers: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +105,9 @@ def decide(
         # It may have grown slowly, and begins anew.
         return Restart(reason=diagnosis.summary, delay_s=_back_off_s(used))
     if cause is Cause.HOST_OOM:
+        left = levers.left(limits.levers, state, cause)
+        if left is not None and not limits.command:
+            return _pull(left, diagnosis, state)
         return Fail(
             reason=f"{diagnosis.summary}. A smaller micro-batch does not shrink what "
             "the script itself keeps in host memory: give the machine or the cgroup "
@@ -116,6 +123,38 @@ def decide(
 def _after_device_oom(
     diagnosis: Diagnosis, state: JobState, limits: Limits
 ) -> Decision:
+    """The next lever, in the order of the job file."""
+    if limits.command:
+        return _by_micro_batch(diagnosis, state, limits)
+    worse = levers.to_take_back(state)
+    if worse is not None:
+        return _take_back(worse, f"{diagnosis.summary}, which ran before it", state)
+    due = levers.due(limits.levers, state, state.plan)
+    if due is not None:
+        return _pull(due, diagnosis, state)
+    decision = _by_micro_batch(diagnosis, state, limits)
+    if isinstance(decision, Fail):
+        left = levers.left(limits.levers, state, diagnosis.cause)
+        if left is not None:
+            return _pull(left, diagnosis, state)
+    return decision
+
+
+def _pull(name: str, diagnosis: Diagnosis, state: JobState) -> Restart:
+    return Restart(
+        reason=f"{diagnosis.summary}: lever {levers.in_words(name)}",
+        levers=(*state.levers, name),
+    )
+
+
+def _take_back(name: str, why: str, state: JobState) -> Restart:
+    return Restart(
+        reason=f"{why}: lever {name} is taken back",
+        levers=tuple(lever for lever in state.levers if lever != name),
+    )
+
+
+def _by_micro_batch(diagnosis: Diagnosis, state: JobState, limits: Limits) -> Decision:
     failed = state.micro_batch_failed or state.micro_batch_size
     # Of another worker than the first it is not known what ran.
     first = state.last_oom is None or state.last_oom.rank == 0
@@ -231,6 +270,9 @@ def _moved(state: JobState) -> bool:
 def _after_crash(diagnosis: Diagnosis, state: JobState, used: int) -> Decision:
     script = state.script
     moved = _moved(state)
+    if state.levers and state.attempt == state.lever_attempt and not moved:
+        why = f"{diagnosis.summary}, before a step was trained with it"
+        return _take_back(state.levers[-1], why, state)
     if diagnosis.silent and not moved and used > 0:
         return Fail(
             reason=f"{diagnosis.summary}, twice without a step between. A script that "

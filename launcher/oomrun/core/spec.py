@@ -135,7 +135,7 @@ class RecoverySpec:
     levers: tuple[str, ...] = ("micro_batch",)
     max_restarts: RestartLimits = field(default_factory=RestartLimits)
     hang_after: Auto | float | None = AUTO
-    grow_back: bool = False
+    grow_back: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +157,13 @@ class CheckpointSpec:
     """Where checkpoints go (None: into the run directory), how often, how many stay.
 
     ``directory`` is relative to the job file's folder; variables and ``{name}`` are
-    already filled in.
+    already filled in. One that takes longer than ``timeout_s`` is given up.
     """
 
     directory: str | None = None
     every: EverySteps | EverySeconds = EverySeconds(300.0)
     keep: int = 3
+    timeout_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

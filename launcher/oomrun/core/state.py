@@ -62,6 +62,11 @@ class JobState:
         composition: what the memory of the current fit's model is made of.
         last_training_step: the furthest step ever reported.
         last_cause: why the last attempt that has ended did so, a ``Cause``'s value.
+        levers: what was changed to save memory beside the micro-batch, in this order.
+        levers_tried: those, and the ones that were taken back.
+        lever_attempt: the first attempt with the last of them.
+        ran_before_lever: the largest micro-batch that had run when it was pulled.
+        failed_before_lever: the smallest that had not.
         traces: the last event that each of ``ooms`` and ``restarts`` grew by, under
             the same keys.
         tally: sums that only those who watch need.
@@ -123,6 +128,11 @@ class JobState:
     last_oom: ev.OomOccurred | None = None
     last_leak: ev.LeakFound | None = None
     notes: tuple[tuple[str, str], ...] = ()
+    levers: tuple[str, ...] = ()
+    levers_tried: frozenset[str] = frozenset()
+    lever_attempt: int = 0
+    ran_before_lever: int = 0
+    failed_before_lever: int | None = None
     traces: Mapping[object, Traced] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
 
@@ -356,6 +366,8 @@ def _decided(state: JobState, event: ev.DecisionMade) -> JobState:
         used[event.cause] += 1
         trace = Traced(attempt=event.attempt, step=state.step, at=event.at)
         traces = {**traces, event.cause: trace}
+    if event.levers is not None and event.levers != state.levers:
+        state = state_memory.levers_changed(state, event)
     return replace(
         state,
         traces=traces,

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from oomrun.core.state import JobState
 
 __all__ = [
-    "leak_found", "measured", "micro_batch_changed", "micro_batch_planned",
-    "out_of_memory", "peaks", "planned_limit_bytes", "probed", "unreported_oom",
+    "leak_found", "levers_changed", "measured", "micro_batch_changed",
+    "micro_batch_planned", "out_of_memory", "peaks", "planned_limit_bytes", "probed",
+    "unreported_oom",
 ]  # fmt: skip
 
 _OOM_CAUSES = frozenset({"device_oom", "host_oom"})
@@ -132,6 +133,26 @@ def leak_found(state: JobState, event: ev.LeakFound) -> JobState:
         measured=measured,
         # It had run: had nothing grown, it would run on.
         micro_batch_failed=None if failed in measured else failed,
+    )
+
+
+def levers_changed(state: JobState, event: ev.DecisionMade) -> JobState:
+    """What was known of sizes was known of another step."""
+    levers = event.levers or ()
+    taken_back = len(levers) < len(state.levers)
+    failed = state.failed_before_lever if taken_back else None
+    return replace(
+        state,
+        levers=levers,
+        levers_tried=state.levers_tried.union(levers),
+        lever_attempt=0 if taken_back else event.attempt + 1,
+        ran_before_lever=max(state.measured, default=0),
+        failed_before_lever=state.micro_batch_failed,
+        measured={},
+        predictions={},
+        micro_batch_failed=failed,
+        failed_by_rank={},
+        micro_batch_limit=None,
     )
 
 

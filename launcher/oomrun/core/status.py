@@ -160,6 +160,7 @@ def status_json(state: JobState) -> dict[str, Any]:
         "devices": [_device_json(device) for device in devices(state)],
         "breakdown": _breakdown(state),
         "checkpoint": asdict(state.checkpoint) if state.checkpoint else None,
+        "levers": list(state.levers),
         "last_decision": state.last_decision,
         "notes": _notes(state),
     }

@@ -127,8 +127,10 @@ def _at(manifest: Manifest, path: str) -> Any:
     """What is at a path of the object."""
     value: Any = manifest
     for key in path.replace("[", ".").replace("]", "").split("."):
-        in_list = isinstance(value, list)
-        value = value[int(key)] if in_list else mapping(value).get(key)
+        if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            value = mapping(value).get(key)
     return value
 
 

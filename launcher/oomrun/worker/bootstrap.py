@@ -72,12 +72,13 @@ def _set_up(
             f"oomrun trains with Keras's TensorFlow backend, but Keras is set to "
             f"{keras.backend.backend()!r}: set KERAS_BACKEND=tensorflow"
         )
-    from oomrun.worker import current, keras_adapter, one_writer, randomness
+    from oomrun.worker import current, keras_adapter, one_writer, pulling, randomness
     from oomrun.worker.session import Session
 
     randomness.seed_unseeded(settings.seed)
     session = Session(settings, channel, strategy.group())
     keras_adapter.install(session)
+    pulling.pull(settings.plan.levers, session.note)
     current.register(session)
     if settings.rank:
         one_writer.leave_writing_to_another()

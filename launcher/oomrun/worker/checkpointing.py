@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from oomrun import checkpoints
-from oomrun.core import retention
+from oomrun.core import retention, units
 from oomrun.core.errors import CheckpointError
 from oomrun.worker.encoding import Arrays, decode, encode
 from oomrun.worker.engine import keeping
@@ -132,7 +132,10 @@ class Writer:
         keep: how many step checkpoints are kept.
         saved: called after each, with name, bytes, seconds taken, seconds blocked and
             what the caller of ``save`` gave as ``context``.
-        failed: called with the reason and ``context`` where the disk refused.
+        failed: called with the reason and ``context`` where the disk refused, or was
+            too slow.
+        timeout_s: how long one may take, and how long training waits for the one
+            before.
     """
 
     def __init__(
@@ -141,9 +144,12 @@ class Writer:
         keep: int,
         saved: Callable[[str, int, float, float, Any], None],
         failed: Callable[[str, Any], None],
+        *,
+        timeout_s: float = 600.0,
     ) -> None:
         self._folder, self._keep = folder, keep
         self._saved, self._failed = saved, failed
+        self._timeout_s = timeout_s
         self._thread: threading.Thread | None = None
 
     def save(
@@ -157,12 +163,20 @@ class Writer:
     ) -> Callable[[], None]:
         """Copies everything now; the function returned writes it in the background."""
         began = time.monotonic()
-        self.wait()
-        variables = {
-            f"variable/{index}": _copy(variable)
-            for index, variable in enumerate(training_variables(model))
-        }
-        files = _pack(state, variables)
+        if not self.wait(self._timeout_s):
+            long = units.format_duration(self._timeout_s)
+            self._failed(f"the one before is still being written after {long}", context)
+            return _nothing
+        try:
+            variables = {
+                f"variable/{index}": _copy(variable)
+                for index, variable in enumerate(training_variables(model))
+            }
+            files = _pack(state, variables)
+        except (MemoryError, tf.errors.ResourceExhaustedError):
+            # Training itself has room: it goes on, with the last good one.
+            self._failed("memory ran out while everything was copied", context)
+            return _nothing
         blocked_s = time.monotonic() - began
 
         def start() -> None:
@@ -177,23 +191,36 @@ class Writer:
 
         return start
 
-    def wait(self) -> None:
-        """Returns when nothing is being written any more."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join()
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Whether nothing is being written any more, in ``timeout_s`` at the latest."""
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return False
+        self._thread = None
+        return True
 
     def _write(
         self, name: str, files: dict[str, list[bytes]], blocked_s: float, context: Any
     ) -> None:
         began = time.monotonic()
         try:
-            size = checkpoints.write(self._folder, name, files)
+            until = began + self._timeout_s
+            timed = {key: self._timed(chunks, until) for key, chunks in files.items()}
+            size = checkpoints.write(self._folder, name, timed)
         except OSError as error:
             self._failed(f"{self._folder / name}: {error.strerror or error}", context)
             return
         self._saved(name, size, time.monotonic() - began, blocked_s, context)
         self._prune()
+
+    def _timed(self, chunks: Sequence[bytes], until: float) -> Iterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+            if time.monotonic() > until:
+                long = units.format_duration(self._timeout_s)
+                raise TimeoutError(f"it took longer than {long} and was given up")
 
     def _prune(self) -> None:
         kept = checkpoints.names(self._folder, "step")
@@ -202,3 +229,7 @@ class Writer:
                 checkpoints.discard(self._folder / name)
             except OSError:
                 return  # the next save tries again
+
+
+def _nothing() -> None:
+    """There is nothing to write."""

@@ -189,7 +189,7 @@ class MicroBatches:
         memory = self.report(size, phase, message, recovery=recovery)
         if not again:
             return False
-        if phase == "gradients":
+        if phase == "gradients" and self._settings.grow_back:
             self._wait_for(size, memory)
         self._limits[kind] = smaller
         if kind == "gradients":

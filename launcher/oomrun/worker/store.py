@@ -45,7 +45,11 @@ class Store:
         self._launch, self._channel = launch, channel
         self._folder = Path(launch.checkpoint_dir)
         self._writer = checkpointing.Writer(
-            self._folder, launch.keep, self._written, self._failed
+            self._folder,
+            launch.keep,
+            self._written,
+            self._failed,
+            timeout_s=launch.checkpoint_timeout_s,
         )
         # The workers of a group read all that one of them has written.
         self._writes = launch.rank == 0

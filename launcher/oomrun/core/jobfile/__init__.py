@@ -266,6 +266,9 @@ def _hang_after(value: Any) -> Auto | float | None:
 
 def _checkpoint(given: Mapping[str, object], name: str) -> CheckpointSpec:
     values = _some(given, "checkpoint", directory="dir", every="every", keep="keep")
+    timeout = given.get("checkpoint.timeout")
+    if isinstance(timeout, EverySeconds):
+        values["timeout_s"] = float(timeout.seconds)
     if "directory" in values:
         values["directory"] = values["directory"].replace("{name}", name)
     return CheckpointSpec(**values)

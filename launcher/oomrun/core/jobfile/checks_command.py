@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from oomrun.core import command
+from oomrun.core import command, levers
 from oomrun.core.jobfile.nodes import shorten
 from oomrun.core.jobfile.reading import Reading, nearest
 
@@ -10,6 +10,7 @@ from oomrun.core.jobfile.reading import Reading, nearest
 # keys would be ignored in silence.
 _WORKER_ONLY = (
     "recovery.in_process", "recovery.hang_after", "checkpoint.every", "checkpoint.keep",
+    "checkpoint.timeout",
 )  # fmt: skip
 
 
@@ -25,6 +26,11 @@ def check(reading: Reading) -> None:
             wrong = "a command does this by itself, so the key would have no effect"
             problem = reading.keys[path].problem(path, wrong, "remove it")
             reading.problems.append(problem)
+    listed = reading.values.get("recovery.levers")
+    for index, lever in enumerate(listed if isinstance(listed, tuple) else ()):
+        if lever != levers.MICRO_BATCH:
+            wrong = f"{lever} is not to be had of a command"
+            reading.report(f"recovery.levers[{index}]", wrong, "use [micro_batch]")
 
 
 def _template_paths(reading: Reading) -> Iterator[str]:

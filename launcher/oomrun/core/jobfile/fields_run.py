@@ -51,8 +51,11 @@ RECOVERY = Section(
                 item=choice(
                     "micro_batch",
                     "allocator",
-                    "mixed_precision",
                     "recompute",
+                    "mixed_precision",
+                    "xla_on",
+                    "xla_off",
+                    "host_pipeline",
                     "fewer_devices",
                 ),
                 unique=True,
@@ -60,10 +63,18 @@ RECOVERY = Section(
             about=(
                 "What may be changed to save memory, tried in this order. Only what is "
                 "listed is ever changed; with `[]` the first lack of memory ends the "
-                "job."
+                "job. `micro_batch` is made smaller as often as it can be, the others "
+                "are for a restart each, and one that made it worse is taken back. "
+                "`allocator`: cuda_malloc_async, on GPUs with `memory.mode: growth`. "
+                "`recompute`: activations within groups of layers are computed again "
+                "for the gradients; the numbers stay. `mixed_precision`: layers "
+                "compute in bfloat16, which changes the model that comes out. "
+                "`xla_on`, `xla_off`: whether XLA compiles the step. `host_pipeline`: "
+                "data are made one batch ahead and no more. See "
+                "[recipes](recipes.md#more-than-the-micro-batch)."
             ),
             default=["micro_batch"],
-            examples=([],),
+            examples=([], ["recompute", "micro_batch"]),
         ),
         Field(
             key="max_restarts",
@@ -99,9 +110,11 @@ RECOVERY = Section(
             key="grow_back",
             kind=Flag(),
             about=(
-                "Whether to try a larger micro-batch again when memory has become free."
+                "Whether a micro-batch that became smaller since something else took "
+                "its memory comes back once that memory has been free at two "
+                "checkpoints in a row."
             ),
-            default=False,
+            default=True,
             examples=(False,),
         ),
     ),
@@ -136,6 +149,17 @@ CHECKPOINT = Section(
             about="How many to keep; older ones are deleted.",
             default=3,
             examples=(5,),
+        ),
+        Field(
+            key="timeout",
+            kind=values.INTERVAL,
+            about=(
+                "How long one may take. It is written beside the training, which waits "
+                "only where the one before is not done yet. What takes longer is given "
+                "up with a warning; the last good one stays, and training goes on."
+            ),
+            default="10min",
+            examples=("2min",),
         ),
     ),
 )

@@ -35,13 +35,8 @@ def _other_strategy(value: object) -> Iterator[tuple[str, str]]:
 
 def _other_levers(value: object) -> Iterator[tuple[str, str]]:
     for index, lever in enumerate(value if isinstance(value, tuple) else ()):
-        if lever != "micro_batch":
+        if lever == "fewer_devices":
             yield f"[{index}]", f"the lever {lever}"
-
-
-def _growing(value: object) -> Iterator[tuple[str, str]]:
-    if value is True:
-        yield "", "growing back"
 
 
 def _remote(value: object) -> Iterator[tuple[str, str]]:
@@ -59,17 +54,10 @@ LATER = (
     ),
     Later(
         path="recovery.levers",
-        about="Every lever but `micro_batch`.",
-        instead="use [micro_batch]",
-        refused={"contains": {"not": {"const": "micro_batch"}}, "type": "array"},
+        about="The lever `fewer_devices`.",
+        instead="leave it out, and name the devices in devices",
+        refused={"contains": {"const": "fewer_devices"}, "type": "array"},
         found=_other_levers,
-    ),
-    Later(
-        path="recovery.grow_back",
-        about="`true`.",
-        instead="use false; a new run starts with the largest micro-batch again",
-        refused={"const": True},
-        found=_growing,
     ),
     Later(
         path="checkpoint.dir",

@@ -1,0 +1,115 @@
+"""From memory that ran out to the next good step: in process, and by a restart.
+
+    PYTHONPATH=tests:tests/e2e python -m benchmarks.recovery
+
+Real runs of the command under a CPU device's limit, measured by their journals. Time
+counts from the moment at which the worker knows of it: before that TensorFlow's CPU
+allocator waits 10 s for memory to come back, which a GPU's does too and oomrun cannot
+change. A restart is compared with a plain cold start of the same script, from
+``python train.py`` to the end of its first step. In process the first step after it is
+traced anew for parts of a batch (``traced_s`` is what it took more than a step).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jobs
+
+from oomrun.core import events as ev
+
+_SCRIPT = """\
+import os, sys, time
+import keras
+import numpy as np
+import tensorflow as tf
+
+keras.utils.set_random_seed(7)
+x = np.random.default_rng(0).normal(size=(2560, 16, 16, 1)).astype("float32")
+y = np.zeros(2560, "int32")
+
+class Seen(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 3 and len(sys.argv) > 1:  # as another user of the device would
+            self.hog = tf.fill([int(sys.argv[1]) * 2**18], 0.5)
+    def on_train_batch_end(self, batch, logs=None):
+        with open("steps", "a") as file:
+            file.write(f"{time.time()}\\n")
+
+model = keras.Sequential([
+    keras.Input((16, 16, 1)), keras.layers.UpSampling2D(4),
+    keras.layers.Conv2D(8, 3, activation="tanh", padding="same"),
+    keras.layers.Conv2D(8, 1, activation="tanh"),
+    keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(4, activation="softmax"),
+])
+model.compile("adam", "sparse_categorical_crossentropy")
+model.fit(x, y, batch_size=256, epochs=1, verbose=0, callbacks=[Seen()])
+"""
+_LIMITED = "devices: {cpu: 1, memory: 240MiB}\nmemory: {probe: never}\nargs: [115]\n"
+
+
+def run(folder: Path, more: str = "") -> dict[str, Any]:
+    """One run in which memory runs out once in a step."""
+    job = jobs.make(folder, _SCRIPT, _LIMITED + more)
+    assert job.run() == 0, job.everything()
+    oom = job.events(ev.OomOccurred)[0]
+    moments = [float(line) for line in (folder / "steps").read_text().split()]
+    after = [moment for moment in moments if moment > oom.at]
+    steps = [b - a for a, b in itertools.pairwise(after[1:])]
+    step_s = sorted(steps)[len(steps) // 2]
+    lost = sum(event.lost_steps for event in job.events(ev.Restored))
+    return {
+        "to_next_step_s": round(after[0] - oom.at, 3),
+        "step_s": round(step_s, 3),
+        "traced_s": round(after[0] - oom.at - step_s, 3),
+        "lost_steps": lost,
+        "ooms": len(job.events(ev.OomOccurred)),
+    }
+
+
+def cold_start(folder: Path) -> float:
+    """Seconds from ``python train.py`` to the end of its first step."""
+    folder.mkdir()
+    (folder / "train.py").write_text(_SCRIPT)
+    began = time.time()
+    subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=folder, check=True, env=jobs.environment({"CUDA_VISIBLE_DEVICES": "-1"}),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    return float((folder / "steps").read_text().split()[0]) - began
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        cold_start(folder / "warm-up")
+        plain_s = cold_start(folder / "plain")
+        inside = run(folder / "inside")
+        again = run(folder / "again", "recovery: {in_process: never}\n")
+    most = 2 * inside["step_s"] + 0.1
+    found = {
+        "in_process": {**inside, "limit_s": round(most, 3)},
+        "by_restart": {**again, "limit_s": round(plain_s + 1, 3)},
+        "plain_cold_start_s": round(plain_s, 3),
+        "waited_by_tensorflow_s": 10,
+        "passed": inside["to_next_step_s"] <= most
+        and again["to_next_step_s"] <= plain_s + 1
+        and not inside["lost_steps"] + again["lost_steps"],
+    }
+    print(json.dumps(found, indent=2))
+    return 0 if found["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""What can be changed beside the micro-batch to save memory, and which is next.
+
+Covers: each lever's effect and cost, where it can help, the order of the job file, and
+when one is taken back. Does not cover: pulling it (``oomrun.worker.pulling``,
+``oomrun.environment``), what else follows a failure (``policy.py``).
+
+A lever that is in force is part of the plan. What was known of sizes before it was
+pulled says nothing any more: a sample needs another amount of memory now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oomrun.core.causes import Cause
+from oomrun.core.state import JobState
+
+__all__ = [
+    "LEVERS", "MICRO_BATCH", "Lever", "due", "in_words", "left", "to_take_back",
+]  # fmt: skip
+
+MICRO_BATCH = "micro_batch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lever:
+    """One change that saves memory.
+
+    Attributes:
+        effect: what it does.
+        cost: what that costs.
+        changes_numbers: whether the trained weights come out otherwise by more than
+            rounding in another order.
+        host: whether it saves host memory, not a GPU's.
+    """
+
+    effect: str
+    cost: str
+    changes_numbers: bool = False
+    host: bool = False
+
+
+#: All but ``micro_batch``, which is not pulled once, but step by step.
+LEVERS: Mapping[str, Lever] = {
+    "allocator": Lever(
+        effect="the GPU's memory is had from CUDA's own pool (cuda_malloc_async), "
+        "which does not break into pieces",
+        cost="with memory.mode growth only; steps may take longer",
+    ),
+    "recompute": Lever(
+        effect="activations between groups of layers are kept, those within are "
+        "computed again for the gradients",
+        cost="up to a third more time a step; the numbers are the same",
+    ),
+    "mixed_precision": Lever(
+        effect="layers compute in bfloat16, in half of the memory for activations; "
+        "weights stay float32",
+        cost="the numbers change: another model comes out",
+        changes_numbers=True,
+    ),
+    "xla_on": Lever(
+        effect="XLA compiles the step and fuses operations, whose results in between "
+        "are then never in memory",
+        cost="compiling, again for each size of micro-batch; rounding differs",
+    ),
+    "xla_off": Lever(
+        effect="XLA does not compile the step, and needs no buffers of its own",
+        cost="steps may take longer; rounding differs",
+    ),
+    "host_pipeline": Lever(
+        effect="tf.data and PyDatasets hold one batch ahead and make one at a time",
+        cost="training may wait for data; the numbers are the same",
+        host=True,
+    ),
+}
+
+
+def due(
+    order: Sequence[str], state: JobState, plan: Mapping[str, Any] | None
+) -> str | None:
+    """The lever to pull before the micro-batch becomes smaller; None: none is.
+
+    Args:
+        order: ``recovery.levers``.
+        state: the run so far.
+        plan: the attempt's that is in question.
+    """
+    if MICRO_BATCH not in order:
+        return None
+    before = order[: list(order).index(MICRO_BATCH)]
+    return _first(before, state, plan, Cause.DEVICE_OOM)
+
+
+def left(order: Sequence[str], state: JobState, cause: Cause) -> str | None:
+    """The next lever that was not tried yet; None: none is left."""
+    return _first(order, state, state.plan, cause)
+
+
+def _first(
+    order: Sequence[str], state: JobState, plan: Mapping[str, Any] | None, cause: Cause
+) -> str | None:
+    for name in order:
+        known = name in LEVERS and name not in state.levers_tried
+        if known and _may_help(name, plan or {}, cause):
+            return name
+    return None
+
+
+def _may_help(name: str, plan: Mapping[str, Any], cause: Cause) -> bool:
+    devices = plan.get("devices")
+    listed = devices if isinstance(devices, list | tuple) else ()
+    kinds = {item.get("kind") for item in listed if isinstance(item, Mapping)}
+    on_cpu = kinds == {"cpu"}
+    if cause is Cause.HOST_OOM:
+        return LEVERS[name].host
+    if LEVERS[name].host:
+        return on_cpu  # there the pipeline's memory is the device's
+    if name == "allocator":
+        return not on_cpu and plan.get("memory_mode") == "growth"
+    return True
+
+
+def to_take_back(state: JobState) -> str | None:
+    """The lever that has made it worse: what had run before it runs out of memory.
+
+    None where that is not known of the one that was pulled last.
+    """
+    oom = state.last_oom
+    fresh = state.levers and state.attempt == state.lever_attempt
+    if not fresh or oom is None or oom.attempt != state.attempt:
+        return None
+    failed, before = oom.micro_batch_size, state.failed_before_lever
+    if failed is None or failed > state.ran_before_lever:
+        return None
+    # What had run and then failed may fail again.
+    return state.levers[-1] if before is None or failed < before else None
+
+
+def in_words(name: str) -> str:
+    """``recompute (activations …; up to a third more time a step)``."""
+    lever = LEVERS.get(name)
+    return f"{name} ({lever.effect}; {lever.cost})" if lever else name
