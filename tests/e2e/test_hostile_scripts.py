@@ -71,3 +71,28 @@ def test_a_script_that_ends_without_a_word_is_not_tried_forever(tmp_path: Path) 
     assert job.run() == 1, job.everything()
     assert job.status()["attempts"] == 2
     assert "os._exit" in job.status()["last_decision"]
+
+
+WANTS_MORE = """
+import keras, numpy as np, tensorflow as tf
+def batches():
+    for _ in range(4):
+        yield np.ones((8, 2)), np.ones(8)
+    np.ones(2**46)
+spec = tf.TensorSpec((8, 2), tf.float64), tf.TensorSpec((8,), tf.float64)
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+data = tf.data.Dataset.from_generator(batches, output_signature=spec)
+model.fit(data, epochs=2, verbose=0)
+"""
+
+
+def test_host_memory_that_a_generator_lacks_is_no_matter_of_the_batch(
+    tmp_path: Path,
+) -> None:
+    job = jobs.make(tmp_path, WANTS_MORE, "devices: {cpu: 1, memory: 300MiB}\n")
+    assert job.run() == 1, job.everything()
+    (oom,) = job.events(ev.OomOccurred)
+    assert (oom.kind, oom.device, oom.micro_batch_size) == ("host", "host", None)
+    assert job.status()["attempts"] == 1
+    assert "load less data at once" in job.said()

@@ -19,6 +19,8 @@ from oomrun.worker.channel import Channel, OfOneDevice
 
 __all__ = ["MicroBatches"]
 
+_HOST = re.compile(r"\b(?:MemoryError|std::bad_alloc)\b")
+
 
 class MicroBatches:
     """The micro-batch per phase, shrunk as memory demands.
@@ -232,16 +234,18 @@ class MicroBatches:
     ) -> ev.DeviceMemory:
         """Tells the supervisor of one exhaustion; returns the device's memory then."""
         memory = devices.read_memory(self._settings.plan)
+        # TensorFlow passes a generator's MemoryError on as an error of its own.
+        host = _HOST.search(message) is not None
         self._channel.send(
             ev.OomOccurred(
                 at=time.time(),
                 attempt=self._settings.attempt,
                 rank=self._settings.rank,
-                device=self._settings.plan.devices[0].id,
-                kind="device",
+                device="host" if host else self._settings.plan.devices[0].id,
+                kind="host" if host else "device",
                 phase=phase,
                 recovery=recovery,
-                micro_batch_size=size,
+                micro_batch_size=None if host else size,
                 step=self.step,
                 message=_decisive(message),
                 memory=memory,
