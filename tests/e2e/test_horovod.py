@@ -14,14 +14,20 @@ from oomrun.core import events as ev
 # 250 samples: 96, 96 and 58, which is no multiple of anything.
 SCRIPT = """
 import os, sys, time
-import keras, numpy as np
+import keras, numpy as np, tensorflow as tf
 keras.config.set_floatx("float64")
 keras.utils.set_random_seed(3)
 random = np.random.default_rng(0)
 x = random.normal(size=(250, 24))
 y = np.sin(x @ random.normal(size=(24, 1)))
+class Places(keras.layers.Layer):  # the gradient of its table is sparse
+    def build(self, shape):
+        self.table = self.add_weight(shape=(30, 1))
+    def call(self, x):
+        return x + tf.gather(self.table, tf.range(24))[:, 0]
 model = keras.Sequential([
     keras.Input((24,)),
+    Places(),
     keras.layers.Dense(64, "tanh", kernel_regularizer="l2"),
     keras.layers.Dense(1),
 ])

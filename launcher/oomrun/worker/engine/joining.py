@@ -17,7 +17,7 @@ from oomrun.worker.engine.mirror import Mirror, placed
 from oomrun.worker.engine.returning import Logs, flat, in_form
 from oomrun.worker.engine.snapshot import mutable_variables
 
-__all__ = ["join_state", "logs", "sums"]
+__all__ = ["join_state", "logs", "sum_of_same_rows", "sums"]
 
 
 def sums(examples: Sequence[Any], given: Sequence[Sequence[Any]]) -> list[Any]:
@@ -112,16 +112,23 @@ def _sum(example: Any, parts: Sequence[Any]) -> Any:
     places = example.indices.shape.num_elements()
     if places is None:
         return tf.IndexedSlices(values, indices, parts[0].dense_shape)
-    return _sum_of_same_rows(values, indices, places, parts[0].dense_shape)
+    return sum_of_same_rows(values, indices, places, parts[0].dense_shape)
 
 
-def _sum_of_same_rows(
+def sum_of_same_rows(
     values: tf.Tensor, indices: tf.Tensor, places: int, shape: tf.Tensor
 ) -> tf.IndexedSlices:
     """The sum, where each part has as many rows whatever its samples.
 
     Where they are the very same ones (an embedding of positions) they are added up, as
-    in ``gradients.py``. A device without samples has none.
+    in ``gradients.py``: Keras's optimizers square each row that they are given. A
+    device without samples has none.
+
+    Args:
+        values: the rows of all parts.
+        indices: where they belong.
+        places: how many a part has.
+        shape: of the weight.
     """
     by_part = tf.reshape(indices, [-1, places])
     same = tf.logical_and(

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from oomrun.core.strategy import Group
 from oomrun.worker import pool
-from oomrun.worker.engine import cutting, executor, slicing
+from oomrun.worker.engine import cutting, executor, joining, slicing
 from oomrun.worker.engine.applying import Apply
 from oomrun.worker.engine.returning import Returned, flat, in_form
 from oomrun.worker.engine.separability import Separability
@@ -154,13 +154,15 @@ class SharedStep(StepFunction):
         self._optimizers = max(self._optimizers, call.index + 1)
         with self._line.after(gradients) as behind:
             self._computed_at.append(_now_behind(behind))
-            call.really(self._summed(behind, f"oomrun.gradients.{call.index}"))
+            summed = self._summed(call, behind, f"oomrun.gradients.{call.index}")
+            call.really(summed)
 
-    def _summed(self, gradients: Sequence[Any], name: str) -> list[Any]:
+    def _summed(self, call: Apply, gradients: Sequence[Any], name: str) -> list[Any]:
         dense = [g for g in gradients if g is not None and _is_dense(g)]
         sums = iter(self._group.sums(dense, name) if dense else [])
         found: list[Any] = []
-        for index, gradient in enumerate(gradients):
+        pairs = zip(call.gradients, gradients, strict=True)
+        for index, (example, gradient) in enumerate(pairs):
             if gradient is None:
                 found.append(None)
             elif _is_dense(gradient):
@@ -168,14 +170,23 @@ class SharedStep(StepFunction):
                 total.set_shape(gradient.shape)
                 found.append(total)
             else:
-                found.append(self._rows(gradient, f"{name}.{index}"))
+                found.append(self._rows(example, gradient, f"{name}.{index}"))
         return found
 
-    def _rows(self, gradient: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
-        """A sparse gradient: the rows of all workers; see ``GradientSum``."""
+    def _rows(
+        self, example: tf.IndexedSlices, gradient: tf.IndexedSlices, name: str
+    ) -> tf.IndexedSlices:
+        """A sparse gradient: the rows of all workers; see ``GradientSum``.
+
+        ``example`` is that of one part.
+        """
         values = self._group.joined(gradient.values, f"{name}.values")
         indices = self._group.joined(gradient.indices, f"{name}.indices")
-        return tf.IndexedSlices(values, indices, gradient.dense_shape)
+        places = example.indices.shape.num_elements()
+        if places is None:
+            return tf.IndexedSlices(values, indices, gradient.dense_shape)
+        shape = gradient.dense_shape
+        return joining.sum_of_same_rows(values, indices, places, shape)
 
     def _join_state(self, before: Sequence[tf.Tensor], weight: tf.Tensor) -> None:
         """Makes what the passes have changed the same in all workers."""
