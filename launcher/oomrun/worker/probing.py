@@ -75,14 +75,19 @@ class Prober:
         session: the training it is part of.
         model: built and compiled, or the objects of a custom loop.
         function: its step.
+        beside_bytes: what the steps to come hold beside what is tried: in a group, the
+            sums of all workers' gradients.
 
     Attributes:
         graph: what the step's graph says, by rows of a batch.
     """
 
-    def __init__(self, session: Session, model: Any, function: TrialStep) -> None:
+    def __init__(
+        self, session: Session, model: Any, function: TrialStep, beside_bytes: int = 0
+    ) -> None:
         self._session, self._model, self._function = session, model, function
         self._plan = session.launch.plan
+        self._budget = max(1, session.micro_batches.budget_bytes - beside_bytes)
         self._tried = function.for_trials()
         self._ordered = self._suits = self._loops = False
         self._from_graph: dict[int, int] = {}
@@ -148,7 +153,7 @@ class Prober:
             asked = probing.Asked(
                 samples=samples,
                 at_most=sizes.size(samples),
-                budget_bytes=sizes.budget_bytes,
+                budget_bytes=self._budget,
                 spare_bytes=batch_bytes,
                 trials_left=trials,
                 failed=sizes.failed,
@@ -178,7 +183,7 @@ class Prober:
                 )
             trials -= 1
             likely = known.predict(samples)
-            perhaps = likely is not None and likely.bytes <= sizes.budget_bytes
+            perhaps = likely is not None and likely.bytes <= self._budget
             if perhaps and size < samples and not sizes.measured:
                 # A small batch, taken whole, says what a part of that size will need,
                 # and whether there will have to be parts at all.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oomrun.worker import announcing, measuring
-from oomrun.worker.engine import slicing
+from oomrun.worker.engine import keeping, slicing
 from oomrun.worker.probing import Prober, TrialStep
 from oomrun.worker.session import Session
 
@@ -74,7 +74,8 @@ class Search:
         self._row_bytes = max(self._row_bytes, row)
         before = sizes.size(samples)
         if self._prober is None:
-            self._prober = Prober(session, model, function)
+            beside = keeping.bytes_of(model.trainable_variables) if of_group else 0
+            self._prober = Prober(session, model, function, beside)
         found = self._prober.settle(data, samples, may_cut, max(1.0, larger))
         announcing.state_measured(session, model, data, samples, self._prober.graph)
         if found is not None and of_group:
