@@ -102,7 +102,8 @@ def test_one_failing_call_of_one_device(
 def test_gpus_that_tensorflow_does_not_see_end_the_run_at_once(
     machine: Machine, tmp_path: Path
 ) -> None:
-    job = jobs.make(tmp_path / "job", "print('trained')\n", "devices: gpu\n")
+    more = "devices: gpu\nstrategy: single\n"
+    job = jobs.make(tmp_path / "job", "print('trained')\n", more)
     assert job.run(env=machine.environment()) == 4, job.everything()
     assert len(job.events(ev.AttemptStarted)) == 1
     assert "gives this worker 1 GPU, but TensorFlow" in job.log(1)
