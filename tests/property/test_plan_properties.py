@@ -91,7 +91,9 @@ def test_a_plan_keeps_within_all_bounds(
         return
     grew = memory.limit_grew(state.limit_when_failed_bytes, device.limit_bytes)
     if state.micro_batch_failed is not None and not grew:
-        assert micro < state.micro_batch_failed
+        # One sample may be tried once more, in a new process: policy.py says when.
+        last = state.micro_batch_failed == state.micro_batch_limit == 1
+        assert micro < state.micro_batch_failed or (last and micro == 1)
     if device.budget_bytes is not None and device.predicted_peak_high_bytes is not None:
         assert (
             device.predicted_peak_high_bytes <= device.budget_bytes

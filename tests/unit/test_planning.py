@@ -133,6 +133,8 @@ def test_what_cannot_be_planned(
         ("global: 64, micro: {max: 16}", {}, 16),
         ("global: 64", {"micro_batch_failed": 64}, 32),
         ("global: 64", {"micro_batch_failed": 64, "micro_batch_limit": 24}, 24),
+        # The policy has decided to try one sample once more, in a new process.
+        ("global: 64", {"micro_batch_failed": 1, "micro_batch_limit": 1}, 1),
         ("global: 64, micro: 64", {"micro_batch_failed": 32}, 64),
         ("micro: auto", {"micro_batch_failed": 64}, 32),
         # Batches of different sizes: the first one was small.
