@@ -29,37 +29,24 @@ from typing import Any
 import psutil
 
 from benchmarks import kills
-from benchmarks.kills import jobs
+from benchmarks.kills import jobs  # it makes the tests' modules importable
 from oomrun.core import events as ev
 from oomrun.core.launch import RANK, RUN_TOKEN
 
+# isort: split
+import wide_model
+
 # A pass takes about 0.6 MiB a sample; the neighbour leaves 12 MiB of 30.
-SCRIPT = """\
-import os
-import keras, numpy as np, tensorflow as tf
-keras.config.set_floatx("float64")
-keras.utils.set_random_seed(3)
-random = np.random.default_rng(0)
-x = random.normal(size=(250, 8))
-y = np.sin(x @ random.normal(size=(8, 1)))
-model = keras.Sequential([
-    keras.Input((8,)),
-    keras.layers.Dense(16384),
-    keras.layers.Activation("tanh"),
-    keras.layers.Activation("sigmoid"),
-    keras.layers.Activation("tanh"),
-    keras.layers.Dense(1),
-])
-model.compile(keras.optimizers.Adam(0.0001), "mse", metrics=["mae"])
+SCRIPT = (
+    wide_model.START
+    + """\
 rank = os.environ["OOMRUN_RANK"]
 before, whom = os.environ.get("NEIGHBOUR", "-1:").split(":")
 class Neighbour(keras.callbacks.Callback):
     steps, taken = 0, None
     def on_train_batch_begin(self, batch, logs=None):
         if self.steps == int(before) and rank == whom:
-            used = tf.config.experimental.get_memory_info("CPU:0")["current"]
-            free = max(0, (30 - 12) * 2**20 - used)
-            self.taken = tf.zeros([free // 8], tf.float64)
+            self.taken = fill((30 - 12) * 2**20)
         self.steps += 1
 history = model.fit(
     x, y, batch_size=96, epochs=6, verbose=0, callbacks=[Neighbour()]
@@ -67,6 +54,7 @@ history = model.fit(
 values = [np.asarray(history[name]) for name in ("loss", "mae")]
 np.savez(f"weights-{rank}.npz", *model.get_weights(), *values)
 """
+)
 JOB = """\
 strategy: horovod
 devices: {cpu: 2, memory: [30MiB, 30MiB]}

@@ -5,39 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import jobs
+import wide_model
 
 from oomrun.core import events as ev
 
 # A step over 96 samples takes about 58 MiB. The neighbour leaves 45 MiB in the second
-# epoch, in small pieces: a large one may be given nearly twice what it asks for.
-SCRIPT = """
-import os
-import keras, numpy as np, tensorflow as tf
-keras.config.set_floatx("float64")
-keras.utils.set_random_seed(3)
-random = np.random.default_rng(0)
-x = random.normal(size=(250, 8))
-y = np.sin(x @ random.normal(size=(8, 1)))
-model = keras.Sequential([
-    keras.Input((8,)),
-    keras.layers.Dense(16384),
-    keras.layers.Activation("tanh"),
-    keras.layers.Activation("sigmoid"),
-    keras.layers.Activation("tanh"),
-    keras.layers.Dense(1),
-])
-model.compile(keras.optimizers.Adam(0.0001), "mse", metrics=["mae"])
+# epoch.
+SCRIPT = (
+    wide_model.START
+    + """\
 class Neighbour(keras.callbacks.Callback):
-    taken = []
     def on_epoch_begin(self, epoch, logs=None):
-        self.taken.clear()
-        used = lambda: tf.config.experimental.get_memory_info("CPU:0")["current"]
-        managed = "OOMRUN_RANK" in os.environ
-        while managed and epoch == 1 and used() < 105 * 2**20:
-            self.taken.append(tf.zeros([2**14], tf.float64))
+        self.taken = None
+        if epoch == 1 and "OOMRUN_RANK" in os.environ:
+            self.taken = fill(105 * 2**20)
 model.fit(x, y, batch_size=96, epochs=4, verbose=0, callbacks=[Neighbour()])
 np.savez("weights.npz", *model.get_weights())
 """
+)
 
 
 def test_the_micro_batch_comes_back_with_its_memory(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jobs
 import pytest
+import wide_model
 
 from oomrun.core import events as ev
 
@@ -128,39 +129,22 @@ def test_one_hangs(tmp_path: Path, plain: Path) -> None:
     assert jobs.gone(run)
 
 
-# A pass takes about 0.6 MiB a sample. In the second epoch a neighbour of worker 1 takes
-# all but 12 MiB of its memory.
-LARGE = """
-import os
-import keras, numpy as np, tensorflow as tf
-keras.config.set_floatx("float64")
-keras.utils.set_random_seed(3)
-random = np.random.default_rng(0)
-x = random.normal(size=(250, 8))
-y = np.sin(x @ random.normal(size=(8, 1)))
-model = keras.Sequential([
-    keras.Input((8,)),
-    keras.layers.Dense(16384),
-    keras.layers.Activation("tanh"),
-    keras.layers.Activation("sigmoid"),
-    keras.layers.Activation("tanh"),
-    keras.layers.Dense(1),
-])
-model.compile(keras.optimizers.Adam(0.0001), "mse", metrics=["mae"])
+# In the second epoch a neighbour of worker 1 takes all but 12 MiB of its memory.
+LARGE = (
+    wide_model.START
+    + """\
 rank = os.environ.get("OOMRUN_RANK", "0")
 class Neighbour(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == 1 and rank == "1":
-            # In small pieces: a large one may be given nearly twice what it asks for.
-            self.taken = []
-            while tf.config.experimental.get_memory_info("CPU:0")["current"] < 18 << 20:
-                self.taken.append(tf.zeros([2**14], tf.float64))
+            self.taken = fill(18 * 2**20)
 history = model.fit(
     x, y, batch_size=96, epochs=2, verbose=0, callbacks=[Neighbour()]
 ).history
 values = [np.asarray(history[name]) for name in ("loss", "mae")]
 np.savez(f"weights-{rank}.npz", *model.get_weights(), *values)
 """
+)
 
 
 def test_each_takes_what_fits_and_goes_on_where_less_does(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jobs
 import pytest
+import wide_model
 
 from oomrun.core import events as ev
 
@@ -68,37 +69,22 @@ def test_three_devices_in_passes(tmp_path: Path, plain: Path) -> None:
     assert shares(run) == [("cpu:0", 32, 16), ("cpu:1", 32, 16), ("cpu:2", 32, 16)]
 
 
-# A pass takes about 0.6 MiB a sample. In the second epoch a neighbour takes all but
-# 40 MiB of what the two devices have together.
-LARGE = """
-import os
-import keras, numpy as np, tensorflow as tf
-keras.config.set_floatx("float64")
-keras.utils.set_random_seed(3)
-random = np.random.default_rng(0)
-x = random.normal(size=(250, 8))
-y = np.sin(x @ random.normal(size=(8, 1)))
-model = keras.Sequential([
-    keras.Input((8,)),
-    keras.layers.Dense(16384),
-    keras.layers.Activation("tanh"),
-    keras.layers.Activation("sigmoid"),
-    keras.layers.Activation("tanh"),
-    keras.layers.Dense(1),
-])
-model.compile(keras.optimizers.Adam(0.0001), "mse", metrics=["mae"])
+# In the second epoch a neighbour takes all but 40 MiB of what the two devices have
+# together.
+LARGE = (
+    wide_model.START
+    + """\
 class Neighbour(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == 1 and "OOMRUN_RANK" in os.environ:
-            used = tf.config.experimental.get_memory_info("CPU:0")["current"]
-            pieces = ((200 - 40) * 2**20 - used) // 2**20
-            self.taken = [tf.zeros([2**17], tf.float64) for _ in range(pieces)]
+            self.taken = fill((200 - 40) * 2**20)
 history = model.fit(
     x, y, batch_size=96, epochs=2, verbose=0, callbacks=[Neighbour()]
 ).history
 values = [np.asarray(history[name]) for name in ("loss", "mae")]
 np.savez("weights.npz", *model.get_weights(), *values)
 """
+)
 
 
 def test_the_device_that_runs_out_of_memory_makes_smaller_passes(
