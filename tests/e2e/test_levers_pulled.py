@@ -121,35 +121,6 @@ def test_xla_fuses_what_would_be_in_memory_in_between(tmp_path: Path) -> None:
     assert (job.folder / "seen.json").read_text() == '["float32", true]'
 
 
-PIPELINE = """\
-import keras
-import numpy as np
-import tensorflow as tf
-
-tf.config.threading.set_inter_op_parallelism_threads(2)
-keras.utils.set_random_seed(7)
-
-def batch(index):
-    x = tf.random.stateless_uniform((64, 16384), seed=(7, index))  # 4 MiB
-    return x, tf.reduce_mean(x, axis=1, keepdims=True)
-
-data = tf.data.Dataset.range(60).map(batch, num_parallel_calls=4).prefetch(40)
-model = keras.Sequential([keras.Input((16384,)), keras.layers.Dense(1)])
-model.compile("sgd", "mse")
-model.fit(data, epochs=1, verbose=2)
-np.savez("weights.npz", *model.get_weights())
-"""
-
-
-@pytest.mark.slow
-def test_a_short_pipeline_needs_less_and_gives_the_same(tmp_path: Path) -> None:
-    job = run(tmp_path / "job", "host_pipeline", "64MiB", PIPELINE)
-    assert set(pulled(job)) == {("host_pipeline",)}, job.everything()
-    assert job.status()["levers"] == ["host_pipeline"]
-    jobs.python(job.folder / "train.py", cwd=tmp_path)
-    assert jobs.distance(job.folder / "weights.npz", tmp_path / "weights.npz") <= 1e-6
-
-
 @pytest.mark.slow
 def test_levers_are_pulled_in_the_order_of_the_job_file(tmp_path: Path) -> None:
     job = run(tmp_path / "job", "recompute, mixed_precision, micro_batch", "40MiB")

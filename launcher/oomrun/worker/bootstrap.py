@@ -6,6 +6,7 @@ leaves to chance, set the devices up, hook Keras, run the script, report how it 
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import importlib.metadata
 import json
@@ -138,16 +139,18 @@ def _exited(settings: Launch, error: SystemExit) -> ev.ScriptEnded:
         return _ended(settings, outcome="finished", exit_code=0)
     if isinstance(error.code, int):
         return _ended(settings, outcome="exited", exit_code=error.code)
-    print(error.code, file=sys.stderr)
+    # Where the log's disk is full, too, it is told how the script ended.
+    with contextlib.suppress(OSError, ValueError):
+        print(error.code, file=sys.stderr)
     return _ended(settings, outcome="exited", exit_code=1)
 
 
 def _raised(settings: Launch, error: BaseException) -> ev.ScriptEnded:
     import tensorflow as tf
 
-    traceback.print_exception(
-        type(error), error, _from_script(error.__traceback__, settings.program)
-    )
+    trace = _from_script(error.__traceback__, settings.program)
+    with contextlib.suppress(OSError, ValueError):
+        traceback.print_exception(type(error), error, trace)
     text = str(error)
     oom = isinstance(error, tf.errors.ResourceExhaustedError | MemoryError) or (
         isinstance(error, tf.errors.OpError) and looks_like_device_oom(text)
