@@ -49,9 +49,14 @@ def state_bytes(model: Any) -> int:
     return keeping.bytes_of([*training_variables(model), *model.trainable_variables])
 
 
-def _copy(variable: Any) -> np.ndarray[Any, Any]:
+def _copy(variable: Any, into: Any) -> np.ndarray[Any, Any]:
     # A copy: the tensor shares the variable's buffer, and the next step writes there.
-    return np.array(variable.value.numpy(), copy=True)
+    # (``numpy()`` would make one of its own.)
+    value = np.asarray(tf.convert_to_tensor(variable.value))
+    if into is None or (into.shape, into.dtype) != (value.shape, value.dtype):
+        return np.array(value, copy=True)
+    np.copyto(into, value)
+    return into  # type: ignore[no-any-return]
 
 
 def saved_variables(arrays: Arrays) -> int:
@@ -152,6 +157,8 @@ class Writer:
         self._saved, self._failed = saved, failed
         self._timeout_s = timeout_s
         self._thread: threading.Thread | None = None
+        # The last one's copies, to copy into again: new memory takes most of the time.
+        self._spare: Arrays = {}
 
     def save(
         self, name: str, model: Any, state: Mapping[str, Any], context: Any
@@ -168,9 +175,10 @@ class Writer:
             long = units.format_duration(self._timeout_s)
             self._failed(f"the one before is still being written after {long}", context)
             return _nothing
+        spare, self._spare = self._spare, {}
         try:
             variables = {
-                f"variable/{index}": _copy(variable)
+                (key := f"variable/{index}"): _copy(variable, spare.get(key))
                 for index, variable in enumerate(training_variables(model))
             }
             files = _pack(state, variables)
@@ -185,7 +193,7 @@ class Writer:
             # Not a daemon: the interpreter waits for a checkpoint being written.
             self._thread = threading.Thread(
                 target=self._write,
-                args=(name, files, blocked_s, context),
+                args=(name, files, blocked_s, context, variables),
                 name="oomrun-checkpoint",
             )
             self._thread.start()
@@ -203,7 +211,12 @@ class Writer:
         return True
 
     def _write(
-        self, name: str, files: dict[str, list[Any]], blocked_s: float, context: Any
+        self,
+        name: str,
+        files: dict[str, list[Any]],
+        blocked_s: float,
+        context: Any,
+        variables: Arrays,
     ) -> None:
         began = time.monotonic()
         try:
@@ -213,6 +226,8 @@ class Writer:
         except OSError as error:
             self._failed(f"{self._folder / name}: {error.strerror or error}", context)
             return
+        finally:
+            self._spare = variables
         self._saved(name, size, time.monotonic() - began, blocked_s, context)
         self._prune()
 
