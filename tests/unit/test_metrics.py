@@ -333,14 +333,14 @@ def test_closing_twice_frees_the_port_once(served: Served) -> None:
     [
         ((), 7.0, 0.0),  # nobody scrapes
         ((1.0,), 1.0, 60.0),  # one scrape says nothing of the interval
-        ((1.0, 16.0), 17.0, 29.0),
-        ((1.0, 16.0), 46.0, 0.0),  # two intervals have passed: it is gone
-        ((1.0, 16.0), 60.0, -14.0),
-        ((1.0, 16.0, 17.0), 17.0, 30.0),  # the longest gap counts
+        ((1.0, 16.0), 17.0, 36.5),
+        ((1.0, 16.0), 53.5, 0.0),  # two intervals and a half have passed: it is gone
+        ((1.0, 16.0), 60.0, -6.5),
+        ((1.0, 16.0, 17.0), 17.0, 37.5),  # the longest gap counts
         ((0.0, 300.0), 301.0, 60.0),
     ],
 )
-def test_the_end_waits_two_intervals_at_most(
+def test_the_end_waits_two_and_a_half_intervals_at_most(
     scraped_at: tuple[float, ...], now: float, expected: float
 ) -> None:
     assert patience_s(scraped_at, max_s=60.0, now=now) == expected
@@ -350,7 +350,7 @@ def test_nobody_waits_for_a_scraper_that_never_came(served: Served) -> None:
     assert not served.exporter.linger(FOREVER_S)
 
 
-def test_the_end_waits_for_one_more_scrape(served: Served) -> None:
+def test_the_end_waits_for_two_more_scrapes(served: Served) -> None:
     """Also where it follows the reply to a scrape at once: that one has counted."""
     for _ in range(25):
         exporter = metrics.start("127.0.0.1", 0, lambda: served.state)
@@ -362,6 +362,16 @@ def test_the_end_waits_for_one_more_scrape(served: Served) -> None:
         ended.set()
         scraper.join()
         exporter.close()
+
+
+def test_the_end_takes_no_single_scrape_for_two(served: Served) -> None:
+    urllib.request.urlopen(served.exporter.url, timeout=10).close()
+    later = threading.Timer(
+        0.2, lambda: urllib.request.urlopen(served.exporter.url, timeout=10).close()
+    )
+    later.start()
+    assert not served.exporter.linger(1.0)
+    later.join()
 
 
 def scrape_until(url: str, ended: threading.Event) -> None:

@@ -1,7 +1,7 @@
 """Serves the metrics over HTTP for as long as the run lasts.
 
 Covers: /metrics (text or OpenMetrics, as asked for), /healthz, /readyz; finding a free
-port; staying up for the scrape after the end. Does not cover: what is measured
+port; staying up for two scrapes after the end. Does not cover: what is measured
 (``catalogue.py``), who may see it (``protection.py``).
 
 Nothing here may hurt the run: each client has a thread of its own and a few seconds,
@@ -35,6 +35,8 @@ from oomrun.metrics.exposition import Encoders
 from oomrun.metrics.protection import OPEN, Protection
 
 __all__ = ["Exporter", "ExporterError", "serve", "start"]
+
+_FINAL_SCRAPES = 2  # see the end of a run
 
 _PORTS_TRIED = 20
 _CLIENT_TIMEOUT_S = 5.0
@@ -77,7 +79,7 @@ class Exporter:
         self._scrapes = threading.Lock()
         self._scraped_at: deque[float] = deque(maxlen=5)
         self._ending = threading.Event()
-        self._final_scrape = threading.Event()
+        self._final_scrapes = threading.Semaphore(0)
         self._closed = False
         server.answer = self._answer
         self._thread = threading.Thread(
@@ -89,22 +91,27 @@ class Exporter:
         self._thread.start()
 
     def linger(self, max_s: float) -> bool:
-        """Waits for a scrape that sees the end of the run; call it after the end.
+        """Waits for two scrapes that see the end of the run; call it after the end.
 
-        Returns at once where nobody scrapes (any more), and after two of the
-        scraper's own intervals at most.
+        Two, since servers come in pairs, and what was seen once only is soon stale.
+        Returns at once where nobody scrapes (any more), and after two and a half of
+        the scraper's own intervals at most.
 
         Args:
             max_s: the longest wait.
 
         Returns:
-            Whether such a scrape has happened.
+            Whether such scrapes have happened.
         """
         self._ending.set()
         with self._scrapes:
             times = tuple(self._scraped_at)
-        wait_s = patience_s(times, max_s, time.monotonic())
-        return wait_s > 0 and self._final_scrape.wait(wait_s)
+        now = time.monotonic()
+        until = now + patience_s(times, max_s, now)
+        return all(
+            self._final_scrapes.acquire(timeout=max(0.0, until - time.monotonic()))
+            for _ in range(_FINAL_SCRAPES)
+        )
 
     def close(self) -> None:
         """Stops serving and frees the port. A second call does nothing."""
@@ -156,11 +163,11 @@ class Exporter:
         encode, content_type = self._encoders.choose(accept)
         request.reply(HTTPStatus.OK, content_type, encode(self._registry))
         if counts and ending:
-            self._final_scrape.set()
+            self._final_scrapes.release()
 
 
 def patience_s(scraped_at: Sequence[float], max_s: float, now: float) -> float:
-    """How long the end of a run waits for one more scrape, in seconds.
+    """How long the end of a run waits for its last scrapes, in seconds.
 
     Args:
         scraped_at: when the last scrapes were, in seconds, the oldest first.
@@ -168,14 +175,14 @@ def patience_s(scraped_at: Sequence[float], max_s: float, now: float) -> float:
         now: the time, on the same clock.
 
     Returns:
-        Two of the scraper's own intervals after its last scrape at most; not above
-        0 where nobody scrapes, or not any more.
+        Two and a half of the scraper's own intervals after its last scrape at most:
+        none comes to the moment. Not above 0 where nobody scrapes, or not any more.
     """
     if not scraped_at:
         return 0.0
     gaps = [later - sooner for sooner, later in itertools.pairwise(scraped_at)]
     interval = max(gaps, default=max_s / 2)
-    return min(max_s, scraped_at[-1] + 2 * interval - now)
+    return min(max_s, scraped_at[-1] + (_FINAL_SCRAPES + 0.5) * interval - now)
 
 
 class _Request(http.server.BaseHTTPRequestHandler):
