@@ -40,17 +40,19 @@ class GradientSum:
             if gradient is None:
                 continue
             if isinstance(gradient, tf.IndexedSlices):
-                state.append(self._rows(gradient.values))
-                state.append(self._rows(gradient.indices))
+                # Where it is known, also without a part: an empty share has none.
+                rows = gradient.indices.shape.num_elements()
+                state.append(self._rows(gradient.values, rows))
+                state.append(self._rows(gradient.indices, rows))
             else:
                 state.append(tf.zeros(weight.shape, gradient.dtype))
         return state
 
-    def _rows(self, tensor: tf.Tensor) -> tf.TensorArray:
+    def _rows(self, tensor: tf.Tensor, rows: int | None) -> tf.TensorArray:
         return tf.TensorArray(
             tensor.dtype,
             size=self._passes,
-            element_shape=[None, *tensor.shape[1:]],
+            element_shape=[rows, *tensor.shape[1:]],
             infer_shape=False,
         )
 
