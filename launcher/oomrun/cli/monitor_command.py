@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from oomrun.cli import option_values
 from oomrun.core.spec import BasicAuth, Listen, MetricsSpec, Secret, Tls
 
 __all__ = ["DEFAULT_LISTEN", "add_parser", "monitor"]
@@ -117,13 +118,8 @@ def monitor(args: argparse.Namespace) -> int:
 def _listen(text: str) -> Listen:
     from oomrun.core.jobfile.values import LISTEN
 
-    try:
-        found = LISTEN.check(text)
-    except ValueError as error:
-        hint = f": {error}" if str(error) else ""
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no address such as {DEFAULT_LISTEN}{hint}"
-        ) from None
+    what = f"address such as {DEFAULT_LISTEN}"
+    found = option_values.read(text, LISTEN.check, what)
     assert isinstance(found, Listen)
     return found
 

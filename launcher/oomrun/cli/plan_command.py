@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oomrun.cli import option_values
 from oomrun.cli.jobfile_commands import add_set_option, load_job_file
 from oomrun.cli.plan_view import Shown, lines, to_json
 from oomrun.cli.run_command import add_run_dir_option, run_dir_of
@@ -98,13 +99,7 @@ def plan(args: argparse.Namespace) -> int:
 
 
 def _size(text: str) -> int:
-    try:
-        size = units.parse_bytes(text)
-    except ValueError as error:
-        hint = f": {error}" if str(error) else ""
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no size such as 24GiB{hint}"
-        ) from None
+    size = option_values.read(text, units.parse_bytes, "size such as 24GiB")
     if size < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no memory at all")
     return size

@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from oomrun.cli import gang_options
+from oomrun.cli import gang_options, option_values
 from oomrun.cli.jobfile_commands import add_set_option, load_job_file
 from oomrun.core import units
 from oomrun.core.errors import Problem, SpecError
@@ -267,10 +267,4 @@ def _say_end(outcome: Any, job: Any, stream: Any) -> None:
 
 def duration(text: str) -> float:
     """A time such as 30s as an option's value, in seconds."""
-    try:
-        return units.parse_duration(text)
-    except ValueError as error:
-        hint = f": {error}" if str(error) else ""
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no time such as 30s or 2min{hint}"
-        ) from None
+    return option_values.read(text, units.parse_duration, "time such as 30s or 2min")
