@@ -18,6 +18,9 @@ GROUP_RUNS ?= 30
 # One more than cores: tests that run out of memory mostly wait for TensorFlow to say so.
 JOBS ?= $(shell echo $$(($$(nproc) + 1)))
 
+# A failed test is run once more; RERUNS=0 make test does without. See decision 0030.
+RERUNS ?= 1
+
 .PHONY: help demo test check chaos horovod keras-suite versions bench bench-memory clean
 .DELETE_ON_ERROR:
 
@@ -33,7 +36,7 @@ demo: $(VENV)/.demo ## set up, run the main job, show how it went
 	cd $(DEMO) && $(abspath $(BIN))/oomrun status runs/quickstart
 
 test: check $(VENV)/.horovod ## set up, run all checks and all tests but the slow ones
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(JOBS)
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n $(JOBS) --reruns $(RERUNS)
 
 check: $(VENV)/.test ## lint, types, import contracts
 	$(BIN)/ruff check $(CODE)

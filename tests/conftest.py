@@ -42,6 +42,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What failed and then passed is told in full: it is a race, of oomrun or the test."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"failed, and run again: {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _lists_its_runs_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The runs of tests are no runs of whoever tests."""

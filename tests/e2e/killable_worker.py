@@ -150,6 +150,9 @@ def run(mode: str) -> int:
         case "hangs":
             train(2)
             forever()
+        case "waits-untrained":
+            # No step, so that how far it comes decides nothing.
+            forever()
         case "freezes":
             train(2)
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -115,7 +115,7 @@ def test_a_worker_of_another_host_dies(hosts: Hosts, folder: Path) -> None:
 
 def test_it_fails_for_good(hosts: Hosts, folder: Path) -> None:
     """The others end as the first host does, so that nobody starts them again."""
-    hosts.both("hangs+exits-silently")
+    hosts.both("waits-untrained+exits-silently")
     assert hosts.codes() == [1, 1], hosts.said()
     assert causes(folder) == ["crash", "crash"]
 
