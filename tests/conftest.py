@@ -43,7 +43,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What failed and then passed is told in full: it is a race, of oomrun or the test."""
+    """What failed and then passed is told in full: it is a race, ours or the test's."""
     for report in terminalreporter.stats.get("rerun", []):
         terminalreporter.section(f"failed, and run again: {report.nodeid}")
         terminalreporter.write_line(report.longreprtext)
