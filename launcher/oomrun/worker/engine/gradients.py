@@ -45,8 +45,16 @@ class GradientSum:
                 state.append(self._rows(gradient.values, rows))
                 state.append(self._rows(gradient.indices, rows))
             else:
-                state.append(tf.zeros(weight.shape, gradient.dtype))
+                state.append(self._zeros(weight.shape, gradient.dtype))
         return state
+
+    def _zeros(self, shape: Any, dtype: Any) -> tf.Tensor:
+        """Made in each step anew: TensorFlow does not know that it is zero.
+
+        Of a constant it makes two tensors before the first step, one of which stays,
+        and dies of SIGSEGV where there is no room for them (measured).
+        """
+        return tf.fill(shape, tf.cast(tf.minimum(self._passes, 0), dtype))
 
     def _rows(self, tensor: tf.Tensor, rows: int | None) -> tf.TensorArray:
         return tf.TensorArray(

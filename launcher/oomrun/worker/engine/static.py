@@ -23,9 +23,14 @@ from tensorflow.python.framework import meta_graph
 from tensorflow.python.grappler import cluster as clusters
 from tensorflow.python.grappler import item as items
 
+from oomrun.worker import pool
+
 __all__ = ["GraphPeak", "has_loops", "least_bytes", "peaks"]
 
 _LOOPS = frozenset({"Enter", "For", "StatelessWhile", "While"})
+
+# Of a host with GPUs, for tensors that the analysis makes of weights and batch.
+_HOST_ROOM = 2**31
 
 # Only what a device is called decides where its operations go; the numbers are those
 # of speed, which is not asked for.
@@ -122,13 +127,17 @@ def _peak(cluster: Any, function: Any, batch: list[Any], size: int) -> GraphPeak
         rows = [size] if value.shape.rank else []
         _set_shape(nodes[placeholder.op.name], [*rows, *value.shape[1:]])
     _name_weights(graph, definition)
+    given = [node for node in definition.node if node.op == "Placeholder"]
+    if sum(map(_placeholder_bytes, given)) > _room_bytes() // 2:
+        for node in given:
+            _make_nothing_of(node)
     meta = meta_graph.create_meta_graph_def(graph_def=definition, graph=graph)
     wanted = [*(output.op.name for output in function.outputs)]
     wanted += [operation.name for operation in graph.control_outputs]
     meta.collection_def["train_op"].node_list.value.extend(wanted)
     by_device = cluster.DeterminePeakMemoryUsage(items.Item(meta))
-    given = {node.name for node in definition.node if node.op == "Placeholder"}
-    found = [_of_device(peak, alive, given) for peak, alive in by_device.values()]
+    names = {node.name for node in given}
+    found = [_of_device(peak, alive, names) for peak, alive in by_device.values()]
     return max(found, key=lambda peak: peak.bytes, default=GraphPeak(0, 0))
 
 
@@ -168,3 +177,32 @@ def _set_shape(node: Any, shape: Iterable[int]) -> None:
     value.Clear()
     for length in shape:
         value.dim.add().size = length
+
+
+def _placeholder_bytes(node: Any) -> int:
+    lengths = [max(1, dim.size) for dim in node.attr["shape"].shape.dim]
+    return math.prod(lengths) * int(tf.as_dtype(node.attr["dtype"].type).size or 0)
+
+
+def _room_bytes() -> int:
+    """What may be taken for a moment of the memory that the CPU device uses."""
+    limit = pool.limit_bytes()
+    if limit is None:
+        return _HOST_ROOM
+    return max(
+        0, limit - int(tf.config.experimental.get_memory_info("CPU:0")["current"])
+    )
+
+
+def _make_nothing_of(node: Any) -> None:
+    """Has the analysis make no tensor of a placeholder.
+
+    It makes one for each, in the memory of the CPU device, and dies of SIGSEGV where
+    that has no room (measured; ``GrapplerItemFromMetaGraphDef``): several times the
+    weights, since an optimizer reads each more than once. Of a variable it makes none,
+    but takes it to be there from beginning to end, which is a few percent off.
+    """
+    node.op = "VariableV2"
+    node.ClearField("input")
+    for name in set(node.attr) - {"dtype", "shape"}:
+        del node.attr[name]
