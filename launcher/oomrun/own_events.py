@@ -71,4 +71,5 @@ def decision_made(
         micro_batch_size=micro,
         delay_s=delay_s,
         levers=decision.levers if isinstance(decision, Restart) else None,
+        left_out=decision.left_out if isinstance(decision, Restart) else None,
     )

@@ -147,6 +147,8 @@ def _lines(state: JobState, alive: bool, run_dir: RunDir) -> Iterator[str]:
         yield f"  checkpoint   {state.checkpoint.name}, {size}"
     for lever in state.levers:
         yield f"  lever        {words.one_line(levers.in_words(lever))}"
+    for name in statuses.left_out(state):
+        yield f"  left out     {words.one_line(name)} (lever fewer_devices)"
     if state.last_decision:
         yield f"  decision     {words.one_line(state.last_decision)}"
     for note in statuses.status_json(state)["notes"]:

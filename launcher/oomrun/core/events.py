@@ -324,7 +324,8 @@ class AttemptEnded(Event):
 class DecisionMade(Event):
     """What follows an attempt: restart, finish, fail or stop, with its one reason.
 
-    ``levers`` are all that are in force from then on; None: as before.
+    ``levers`` are all that are in force from then on, ``left_out`` all devices that it
+    goes on without; None: as before.
     """
 
     type: ClassVar[str] = "decision_made"
@@ -335,6 +336,7 @@ class DecisionMade(Event):
     micro_batch_size: int | None = None
     delay_s: float = 0.0
     levers: tuple[str, ...] | None = None
+    left_out: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

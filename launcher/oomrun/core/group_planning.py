@@ -8,8 +8,9 @@ the shares, which follow once it is known what fits (``shares.py``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from oomrun.core import memory, planning, strategy, topology
+from oomrun.core import levers, memory, planning, state_memory, strategy, topology
 from oomrun.core.errors import InfeasiblePlanError
 from oomrun.core.plan import DevicePlan, Plan
 from oomrun.core.spec import AUTO, Command, Cpus, JobSpec
@@ -63,13 +64,16 @@ def plan_for(
     if choice.strategy == "single":
         return planning.make_plan(spec, inventory, state)
     notes: list[str] = []
-    planned: list[DevicePlan] = []
-    for number, (host, of_host) in enumerate(zip(hosts, chosen, strict=True)):
-        first = len(planned)
-        planned += [
-            _device(spec, host, of_host, index, first + index, number, state, notes)
-            for index in range(len(of_host))
-        ]
+    places = [
+        _Place(spec, host, of_host, index, number)
+        for number, (host, of_host) in enumerate(zip(hosts, chosen, strict=True))
+        for index in range(len(of_host))
+    ]
+    found, left_out = _holding(places, state, choice.strategy, notes)
+    state = state_memory.on_devices(state, [place.device.id for place, _ in found])
+    planned = [
+        _device(place, limit, rank, state) for rank, (place, limit) in enumerate(found)
+    ]
     if choice.strategy == "mirrored":
         notes += _about_one_process(planned)
     return Plan(
@@ -83,6 +87,7 @@ def plan_for(
             "shares are agreed on when it is known what fits",
         ),
         levers=state.levers,
+        left_out=left_out,
     )
 
 
@@ -110,30 +115,94 @@ def _devices(spec: JobSpec, inventory: Inventory, first: int) -> list[Device]:
     return [topology.cpu(found[0], first + index) for index in range(count)]
 
 
-def _device(
-    spec: JobSpec,
-    inventory: Inventory,
-    chosen: list[Device],
-    index: int,
-    rank: int,
-    host: int,
-    state: JobState,
-    notes: list[str],
-) -> DevicePlan:
-    device = chosen[index]
-    limit = planning.limit_of(spec, inventory, device, index, len(chosen), notes)
-    budget = None
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A device that the job may use, and where it is."""
+
+    spec: JobSpec
+    inventory: Inventory
+    of_host: list[Device]
+    index: int
+    host: int
+
+    @property
+    def device(self) -> Device:
+        return self.of_host[self.index]
+
+    def limit(self, notes: list[str]) -> int | None:
+        count = len(self.of_host)
+        return planning.limit_of(
+            self.spec, self.inventory, self.device, self.index, count, notes
+        )
+
+    def budget(self, limit: int) -> int:
+        return memory.budget_bytes(limit, planning.amount(self.spec.memory.headroom))
+
+
+_Found = list[tuple[_Place, int | None]]
+
+
+def _holding(
+    places: Sequence[_Place], state: JobState, strategy: str, notes: list[str]
+) -> tuple[_Found, tuple[str, ...]]:
+    """The devices to train on, with their limits, and those that are left out.
+
+    Raises:
+        InfeasiblePlanError: one does not hold the model, and none may be left out, or
+            all would be.
+    """
+    found: _Found = []
+    left_out: list[str] = []
+    for place in places:
+        may = levers.FEWER_DEVICES in place.spec.recovery.levers
+        # With one worker for all, what the optimizer keeps is on the first alone.
+        whole = strategy != "mirrored" or not found
+        try:
+            limit = _checked_limit(place, state, notes, whole=whole)
+        except InfeasiblePlanError as error:
+            if not may or (place is places[-1] and not found):
+                raise
+            why = str(error)
+        else:
+            if not may or not _is_out(place.device.id, limit, state):
+                found.append((place, limit))
+                continue
+            why = "not even one sample fitted on it"
+        left_out.append(place.device.id)
+        notes.append(f"{place.device.id} is left out (lever fewer_devices): {why}")
+    if not found:
+        raise InfeasiblePlanError(
+            f"none of the devices is left: {', '.join(left_out)} could not hold even "
+            "one sample"
+        )
+    return found, tuple(left_out)
+
+
+def _is_out(device: str, limit: int | None, state: JobState) -> bool:
+    out = device in state.left_out
+    return out and not memory.limit_grew(state.left_out[device], limit)
+
+
+def _checked_limit(
+    place: _Place, state: JobState, notes: list[str], *, whole: bool
+) -> int | None:
+    limit = place.limit(notes)
     if limit is not None:
-        budget = memory.budget_bytes(limit, planning.amount(spec.memory.headroom))
-        planning.check_room(device, limit, budget, state)
+        held = state if whole else replace(state, state_bytes=None)
+        planning.check_room(place.device, limit, place.budget(limit), held)
+    return limit
+
+
+def _device(place: _Place, limit: int | None, rank: int, state: JobState) -> DevicePlan:
+    device = place.device
     return DevicePlan(
         id=device.id,
         kind=device.kind,
         rank=rank,
-        host=host,
+        host=place.host,
         limit_bytes=limit,
-        budget_bytes=budget,
-        micro_batch_size=_micro_batch(spec, rank, limit, state),
+        budget_bytes=None if limit is None else place.budget(limit),
+        micro_batch_size=_micro_batch(place.spec, rank, limit, state),
     )
 
 

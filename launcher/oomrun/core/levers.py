@@ -18,10 +18,12 @@ from oomrun.core.causes import Cause
 from oomrun.core.state import JobState
 
 __all__ = [
-    "LEVERS", "MICRO_BATCH", "Lever", "due", "in_words", "left", "to_take_back",
+    "FEWER_DEVICES", "LEVERS", "MICRO_BATCH", "Lever", "due", "in_words", "left",
+    "to_leave_out", "to_take_back",
 ]  # fmt: skip
 
 MICRO_BATCH = "micro_batch"
+FEWER_DEVICES = "fewer_devices"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,13 @@ LEVERS: Mapping[str, Lever] = {
         cost="training may wait for data; the numbers are the same",
         host=True,
     ),
+    # For a device each time, and never taken back: what is known of sizes stays.
+    FEWER_DEVICES: Lever(
+        effect="a device on which not even one sample fits is left out, and the "
+        "others do its share",
+        cost="a step takes longer by what it did; the numbers are the same",
+        host=True,
+    ),
 }
 
 
@@ -89,7 +98,8 @@ def due(
     """
     if MICRO_BATCH not in order:
         return None
-    before = order[: list(order).index(MICRO_BATCH)]
+    # Not even one sample: that is known after the micro-batch only.
+    before = [n for n in order[: list(order).index(MICRO_BATCH)] if n != FEWER_DEVICES]
     return _first(before, state, plan, Cause.DEVICE_OOM)
 
 
@@ -103,9 +113,33 @@ def _first(
 ) -> str | None:
     for name in order:
         known = name in LEVERS and name not in state.levers_tried
-        if known and _may_help(name, plan or {}, cause):
+        if name == FEWER_DEVICES:
+            known = to_leave_out(state, cause) is not None
+        elif known:
+            known = _may_help(name, plan or {}, cause)
+        if known:
             return name
     return None
+
+
+def to_leave_out(state: JobState, cause: Cause) -> str | None:
+    """The device that the others go on without; None where there is none, or no other.
+
+    Where host memory ran out it is one of those that have a worker each on that host:
+    the last of them, as the first one writes and reports.
+    """
+    devices = [d for d in (state.plan or {}).get("devices", ()) if "id" in d]
+    ids = [str(device["id"]) for device in devices]
+    if len(ids) < 2:
+        return None
+    failed = min(state.failed_rank, len(ids) - 1)
+    if cause is Cause.HOST_OOM:
+        hosts = [device.get("host", 0) for device in devices]
+        there = [n for n, host in enumerate(hosts) if host == hosts[failed]]
+        apart = (state.plan or {}).get("strategy") == "horovod"
+        return ids[there[-1]] if apart and len(there) > 1 else None
+    named = state.last_oom.device if state.last_oom is not None else ""
+    return named if named in ids else ids[failed]
 
 
 def _may_help(name: str, plan: Mapping[str, Any], cause: Cause) -> bool:

@@ -55,7 +55,10 @@ class DevicePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One attempt's settings. The worker is given exactly this."""
+    """One attempt's settings. The worker is given exactly this.
+
+    ``left_out`` are devices that the job may use, but that do not hold its model.
+    """
 
     strategy: str
     strategy_reason: str
@@ -64,6 +67,7 @@ class Plan:
     devices: tuple[DevicePlan, ...]
     notes: tuple[str, ...] = ()
     levers: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
@@ -76,6 +80,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "devices": [_device_json(device) for device in plan.devices],
         "notes": list(plan.notes),
         "levers": list(plan.levers),
+        "left_out": list(plan.left_out),
     }
 
 
@@ -108,4 +113,5 @@ def from_json(value: Mapping[str, Any]) -> Plan:
         ),
         notes=tuple(value["notes"]),
         levers=tuple(value.get("levers", ())),
+        left_out=tuple(value.get("left_out", ())),
     )

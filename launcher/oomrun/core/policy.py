@@ -46,13 +46,15 @@ class Finish:
 class Restart:
     """Start another attempt, with ``micro_batch_size`` samples a pass at most.
 
-    ``levers`` are those in force from then on; None: as before.
+    ``levers`` are those in force from then on, ``left_out`` the devices that it goes on
+    without; None: as before.
     """
 
     reason: str
     micro_batch_size: int | None = None
     delay_s: float = 0.0
     levers: tuple[str, ...] | None = None
+    left_out: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +143,13 @@ def _after_device_oom(
 
 
 def _pull(name: str, diagnosis: Diagnosis, state: JobState) -> Restart:
+    if name == levers.FEWER_DEVICES:
+        device = levers.to_leave_out(state, diagnosis.cause) or ""
+        return Restart(
+            reason=f"{diagnosis.summary}: without {device} from now on, by the lever "
+            f"{levers.in_words(name)}",
+            left_out=(*(known for known in state.left_out if known != device), device),
+        )
     return Restart(
         reason=f"{diagnosis.summary}: lever {levers.in_words(name)}",
         levers=(*state.levers, name),

@@ -67,6 +67,8 @@ class JobState:
         lever_attempt: the first attempt with the last of them.
         ran_before_lever: the largest micro-batch that had run when it was pulled.
         failed_before_lever: the smallest that had not.
+        left_out: devices that the run goes on without, with the limit under which not
+            even one sample fitted.
         traces: the last event that each of ``ooms`` and ``restarts`` grew by, under
             the same keys.
         tally: sums that only those who watch need.
@@ -133,6 +135,7 @@ class JobState:
     lever_attempt: int = 0
     ran_before_lever: int = 0
     failed_before_lever: int | None = None
+    left_out: Mapping[str, int | None] = field(default_factory=dict)
     traces: Mapping[object, Traced] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
 
@@ -263,6 +266,7 @@ def _run_started(state: JobState, event: ev.RunStarted) -> JobState:
 def _attempt_started(state: JobState, event: ev.AttemptStarted) -> JobState:
     planned = event.plan.get("global_batch_size")
     batch = planned if isinstance(planned, int) else None
+    state = state_memory.on_devices(state, state_memory.device_ids(event.plan))
     return replace(
         state,
         state="starting",
@@ -368,6 +372,8 @@ def _decided(state: JobState, event: ev.DecisionMade) -> JobState:
         traces = {**traces, event.cause: trace}
     if event.levers is not None and event.levers != state.levers:
         state = state_memory.levers_changed(state, event)
+    if event.left_out is not None:
+        state = state_memory.devices_left_out(state, event.left_out)
     return replace(
         state,
         traces=traces,

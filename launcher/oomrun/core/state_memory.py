@@ -6,7 +6,8 @@ Does not cover: what follows from it (``planning.py``, ``policy.py``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
     from oomrun.core.state import JobState
 
 __all__ = [
-    "leak_found", "levers_changed", "measured", "micro_batch_changed",
-    "micro_batch_planned", "out_of_memory", "peaks", "planned_limit_bytes", "probed",
-    "unreported_oom",
+    "device_ids", "devices_left_out", "leak_found", "levers_changed", "measured",
+    "micro_batch_changed", "micro_batch_planned", "on_devices", "out_of_memory",
+    "peaks", "planned_limit_bytes", "probed", "unreported_oom",
 ]  # fmt: skip
 
 _OOM_CAUSES = frozenset({"device_oom", "host_oom"})
@@ -163,22 +164,69 @@ def unreported_oom(state: JobState, event: ev.AttemptEnded) -> JobState:
     if event.cause not in _OOM_CAUSES or (told and told.recovery != "in_process"):
         return state
     host = event.cause == "host_oom"
-    devices = (state.plan or {}).get("devices") or [{}]
+    ids = device_ids(state.plan) or [""]
+    device = ids[min(_place_of(state, event), len(ids) - 1)]
     # Where the script itself said it, memory ran out outside of training.
     training = not host and state.script is None
     oom = ev.OomOccurred(
         at=event.at,
         attempt=event.attempt,
-        rank=0,
-        device="host" if host else str(devices[0].get("id", "")),
+        rank=event.rank,
+        device="host" if host else device,
         kind="host" if host else "device",
         phase="unknown",
         recovery="restart",
-        micro_batch_size=state.micro_batch_size if training else None,
+        micro_batch_size=_size_in_use(state, event.rank, device) if training else None,
         step=state.step,
         message=event.summary,
     )
     return out_of_memory(state, oom)
+
+
+def _place_of(state: JobState, event: ev.AttemptEnded) -> int:
+    """Which of the plan's devices it was, as far as that can be told."""
+    if (state.plan or {}).get("strategy") != "mirrored" or state.script is None:
+        return event.rank
+    named = re.search(r"/device:[A-Z]+:(\d{1,4})\b", state.script.message)
+    return int(named[1]) if named else 0
+
+
+def _size_in_use(state: JobState, rank: int, device: str) -> int | None:
+    if rank == 0:
+        return state.micro_batch_size
+    share = state.shares.get(device)
+    return share.micro_batch_size if share is not None else None
+
+
+def devices_left_out(state: JobState, ids: tuple[str, ...]) -> JobState:
+    """The run goes on without these, until they have clearly more memory."""
+    now = dict(zip(device_ids(state.plan), _limits(state.plan), strict=True))
+    limits = {one: now.get(one, state.left_out.get(one)) for one in ids}
+    return replace(state, left_out=limits)
+
+
+def on_devices(state: JobState, ids: Sequence[str]) -> JobState:
+    """The state for an attempt on these devices: what failed goes with its device.
+
+    A first device that was in no plan before is taken to be like the one before it.
+    """
+    before = {one: rank for rank, one in enumerate(device_ids(state.plan))}
+    if list(before) == list(ids) or ids[:1] == [] or ids[0] not in before:
+        return state
+    failed = {0: state.micro_batch_failed, **state.failed_by_rank}
+    now = {rank: failed.get(before.get(one, -1)) for rank, one in enumerate(ids)}
+    state = replace(
+        state,
+        failed_by_rank={rank: n for rank, n in now.items() if rank and n is not None},
+    )
+    if before[ids[0]] == 0:
+        return state
+    return replace(
+        state,
+        micro_batch_failed=now[0],
+        micro_batch_limit=None,
+        limit_when_failed_bytes=_limits(state.plan)[before[ids[0]]],
+    )
 
 
 def _without_old_failures(state: JobState) -> JobState:
@@ -189,10 +237,22 @@ def _without_old_failures(state: JobState) -> JobState:
     return replace(state, limit_when_failed_bytes=now)
 
 
+def device_ids(plan: Mapping[str, Any] | None) -> list[str]:
+    """The devices of a plan as the journal has it, in their order."""
+    return [str(device.get("id", "")) for device in _devices(plan)]
+
+
+def _limits(plan: Mapping[str, Any] | None) -> list[int | None]:
+    found = [device.get("limit_bytes") for device in _devices(plan)]
+    return [limit if isinstance(limit, int) else None for limit in found]
+
+
+def _devices(plan: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    devices = plan.get("devices") if plan is not None else None
+    listed = devices if isinstance(devices, list | tuple) else ()
+    return [device for device in listed if isinstance(device, Mapping)]
+
+
 def planned_limit_bytes(plan: Mapping[str, Any] | None) -> int | None:
     """The first device's limit in a plan as the journal has it, whatever it holds."""
-    devices = plan.get("devices") if plan is not None else None
-    if not isinstance(devices, list | tuple) or not devices:
-        return None
-    limit = devices[0].get("limit_bytes") if isinstance(devices[0], Mapping) else None
-    return limit if isinstance(limit, int) else None
+    return next(iter(_limits(plan)), None)

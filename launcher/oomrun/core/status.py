@@ -161,9 +161,15 @@ def status_json(state: JobState) -> dict[str, Any]:
         "breakdown": _breakdown(state),
         "checkpoint": asdict(state.checkpoint) if state.checkpoint else None,
         "levers": list(state.levers),
+        "left_out": left_out(state),
         "last_decision": state.last_decision,
         "notes": _notes(state),
     }
+
+
+def left_out(state: JobState) -> list[str]:
+    """The devices that the job may use, but that do not hold its model."""
+    return list(map(str, (state.plan or {}).get("left_out", ())))
 
 
 def _breakdown(state: JobState) -> dict[str, Any] | None:

@@ -166,7 +166,9 @@ def progress(state: JobState) -> str:
             digits = ".3g" if speed < 1000 else ".0f"
             parts.append(f"{speed:{digits}} samples/s")
     if state.shares and state.global_batch_size:
-        parts.append(f"global {state.global_batch_size} on {len(state.shares)} devices")
+        count = len(state.shares)
+        many = f"{count} device{'s' if count > 1 else ''}"
+        parts.append(f"global {state.global_batch_size} on {many}")
     elif state.micro_batch_size and state.global_batch_size:
         parts.append(cut(state.global_batch_size, state.micro_batch_size))
     return ", ".join(parts)
@@ -207,6 +209,8 @@ def _plan(plan: Mapping[str, Any]) -> str:
     devices = planned_devices(plan)
     if devices:
         text += " on " + ", ".join(map(_planned_device, devices))
+    if plan.get("left_out"):
+        text += f", without {', '.join(map(str, plan['left_out']))}"
     share = plan.get("global_batch_size")
     size = devices[0].get("micro_batch_size") if len(devices) == 1 else None
     if share and size:

@@ -7,7 +7,9 @@ of shares and speeds (``oomrun.core``), the step itself (``engine/shared_step.py
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -50,10 +52,11 @@ class Sharing:
         A script may seed its layers from the system, which is another seed for each.
         """
         variables = [*self._model.variables, *self._model.optimizer.variables]
-        self._group.take_from_first(
-            [v.value for v in variables if v.value.dtype != tf.string],
-            "oomrun.first",
-        )
+        with self._together():
+            self._group.take_from_first(
+                [v.value for v in variables if v.value.dtype != tf.string],
+                "oomrun.first",
+            )
 
     def agree(self, samples: int) -> None:
         """Before a batch of so many rows: what fits into each worker, if it is news.
@@ -76,7 +79,8 @@ class Sharing:
         own = self._session.micro_batches.size(self._largest)
         speed = self._times.speed or Speed(0.0, 0.0)
         row = [[float(own), speed.pass_s, speed.sample_s]]
-        rows = self._group.joined(tf.constant(row, tf.float64), "oomrun.sizes")
+        with self._together():
+            rows = self._group.joined(tf.constant(row, tf.float64), "oomrun.sizes")
         return [
             Replica(int(size), Speed(pass_s, sample_s) if sample_s > 0 else None)
             for size, pass_s, sample_s in np.asarray(rows).tolist()
@@ -103,17 +107,10 @@ class Sharing:
         part, session = self.part(samples), self._session
         self._tell(samples, part, size)
         wish = int(session.channel.stop_requested.is_set())
-        try:
+        with self._together():
             logs, wishes = self.function.run_share(
                 data, part.start, part.share, size, wish
             )
-        except tf.errors.ResourceExhaustedError:
-            raise
-        except Exception as error:
-            if self._group.lost(error):
-                print(f"oomrun: another worker has gone: {error}", flush=True)
-                session.leave_for_restart(EXIT_LOST)
-            raise
         passes = accumulation_steps(part.share, size) if part.share else 0
         self._times.add(
             passes, part.share, self.function.computed_s, whole=samples == self._largest
@@ -121,6 +118,19 @@ class Sharing:
         session.stop_agreed = wishes > 0
         session.pass_size = size
         return logs
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """What all workers do at once: leaves where another one has gone."""
+        try:
+            yield
+        except tf.errors.ResourceExhaustedError:
+            raise
+        except Exception as error:
+            if self._group.lost(error):
+                print(f"oomrun: another worker has gone: {error}", flush=True)
+                self._session.leave_for_restart(EXIT_LOST)
+            raise
 
     def _tell(self, samples: int, part: Part, size: int) -> None:
         """Tells the share of whole batches, and when its micro-batch has changed."""

@@ -70,7 +70,9 @@ RECOVERY = Section(
                 "for the gradients; the numbers stay. `mixed_precision`: layers "
                 "compute in bfloat16, which changes the model that comes out. "
                 "`xla_on`, `xla_off`: whether XLA compiles the step. `host_pipeline`: "
-                "data are made one batch ahead and no more. See "
+                "data are made one batch ahead and no more. `fewer_devices`: a device "
+                "on which not even one sample fits is left out, wherever it is listed, "
+                "and the others do its share; the numbers stay. See "
                 "[recipes](recipes.md#more-than-the-micro-batch)."
             ),
             default=["micro_batch"],

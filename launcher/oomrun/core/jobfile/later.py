@@ -33,12 +33,6 @@ def _other_strategy(value: object) -> Iterator[tuple[str, str]]:
         yield "", f"the strategy {value}"
 
 
-def _other_levers(value: object) -> Iterator[tuple[str, str]]:
-    for index, lever in enumerate(value if isinstance(value, tuple) else ()):
-        if lever == "fewer_devices":
-            yield f"[{index}]", f"the lever {lever}"
-
-
 def _remote(value: object) -> Iterator[tuple[str, str]]:
     if isinstance(value, str) and value.lower().startswith(_REMOTE):
         yield "", f"a checkpoint folder at {value.partition('://')[0].lower()}://"
@@ -51,13 +45,6 @@ LATER = (
         instead="use mirrored, horovod or auto",
         refused={"const": "multi_worker_mirrored"},
         found=_other_strategy,
-    ),
-    Later(
-        path="recovery.levers",
-        about="The lever `fewer_devices`.",
-        instead="leave it out, and name the devices in devices",
-        refused={"contains": {"const": "fewer_devices"}, "type": "array"},
-        found=_other_levers,
     ),
     Later(
         path="checkpoint.dir",

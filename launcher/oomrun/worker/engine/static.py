@@ -181,7 +181,8 @@ def _set_shape(node: Any, shape: Iterable[int]) -> None:
 
 def _placeholder_bytes(node: Any) -> int:
     lengths = [max(1, dim.size) for dim in node.attr["shape"].shape.dim]
-    return math.prod(lengths) * int(tf.as_dtype(node.attr["dtype"].type).size or 0)
+    size = tf.as_dtype(node.attr["dtype"].type).size  # None for handles
+    return int(math.prod(lengths) * (size or 0))
 
 
 def _room_bytes() -> int:
