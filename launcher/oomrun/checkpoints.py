@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -36,8 +37,8 @@ def write(folder: Path, name: str, files: Mapping[str, Iterable[bytes]]) -> int:
         OSError: the disk is full, read-only or gone; nothing is left of the try.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f"{_UNFINISHED}{name}-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    # Workers of several hosts may write at once, with the same process id.
+    temporary = folder / f"{_UNFINISHED}{name}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
         temporary.mkdir()
         entries = {

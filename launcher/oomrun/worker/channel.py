@@ -21,10 +21,10 @@ __all__ = ["Channel", "OfOneDevice"]
 
 
 # What is told of every device of a group; all else is the same for all of them, and is
-# told of the first one.
+# told of the first one. Another writes a checkpoint only where it ends the attempt.
 _OF_EACH = (
     ev.WorkerReady, ev.OomOccurred, ev.LeakFound, ev.PeakRose, ev.SharePlanned,
-    ev.ScriptEnded,
+    ev.ScriptEnded, ev.CheckpointSaved, ev.CheckpointFailed,
 )  # fmt: skip
 
 

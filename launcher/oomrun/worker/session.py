@@ -282,7 +282,8 @@ class Session:
             return
         self._loss = announcing.finite(loss)
         self._report_progress()
-        self._save_step(call, "stop" if stopping else "leak" if leak else self._due)
+        reason = "stop" if stopping else "leak" if leak else self._due
+        self._save_step(call, reason, last=reason == "leak")
         if stopping:
             self.leave_stopped()
         if leak is not None:
@@ -310,9 +311,10 @@ class Session:
 
     # -- checkpoints -----------------------------------------------------------
 
-    def _save_step(self, call: FitCall, reason: str) -> None:
+    def _save_step(self, call: FitCall, reason: str, *, last: bool = False) -> None:
         name = f"step-{self.step:010d}-{self.launch.attempt:04d}"
-        self.store.save(name, call.model, self._state(call, None), reason)
+        state = self._state(call, None)
+        self.store.save(name, call.model, state, reason, last=last)
         self._due, self._saved_at = "", time.monotonic()
         if reason == "schedule":
             self.micro_batches.at_checkpoint()
@@ -334,10 +336,13 @@ class Session:
         }
 
     def emergency_checkpoint(self) -> None:
-        """Saves after an exhaustion that has changed nothing: no step is lost."""
+        """Saves after an exhaustion that has changed nothing: no step is lost.
+
+        In a group, too, whichever worker it is: what one has, all of them have.
+        """
         if self.fit is not None and self.fit.announced:
             self._last = None  # it was not trained
-            self._save_step(self.fit, "out of memory")
+            self._save_step(self.fit, "out of memory", last=True)
             self.store.wait()
 
     # -- leaving ---------------------------------------------------------------

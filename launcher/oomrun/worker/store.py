@@ -101,16 +101,39 @@ class Store:
                 )
 
     def save(
-        self, name: str, model: Any, state: Mapping[str, Any], reason: str
+        self,
+        name: str,
+        model: Any,
+        state: Mapping[str, Any],
+        reason: str,
+        *,
+        last: bool = False,
     ) -> None:
-        """Copies everything now, and writes it in the background."""
-        self.copy(name, model, state, reason)()
+        """Copies everything now, and writes it in the background.
+
+        Args:
+            name: of the checkpoint.
+            model: has the variables.
+            state: all else.
+            reason: why, for people.
+            last: the attempt ends with this worker, which may be another than the one
+                that else writes.
+        """
+        # The first worker, which waits for this one, may have saved the step already.
+        if not last or self._writes or not (self._folder / name).exists():
+            self.copy(name, model, state, reason, last=last)()
 
     def copy(
-        self, name: str, model: Any, state: Mapping[str, Any], reason: str
+        self,
+        name: str,
+        model: Any,
+        state: Mapping[str, Any],
+        reason: str,
+        *,
+        last: bool = False,
     ) -> Callable[[], None]:
         """Copies everything now; the function returned writes it in the background."""
-        if not self._writes:
+        if not (self._writes or last):
             return _nothing
         told = _Saved(
             step=state["step"],
