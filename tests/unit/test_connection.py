@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Iterator
 
@@ -58,6 +59,14 @@ def test_the_other_side_is_gone(pair: Pair) -> None:
     assert not other.send({})
     assert not one.send({})
     assert one.read() == []
+
+
+def test_both_sides_are_heard_though_they_say_nothing(pair: Pair) -> None:
+    for each in pair:
+        readable, _, _ = select.select([each.socket], [], [], 60)
+        assert readable
+        assert each.read() == []
+        assert each.open
 
 
 def test_addresses(pair: Pair) -> None:
