@@ -271,10 +271,10 @@ def _start_worker(
     told: Mapping[str, str] | None = None,
 ) -> Worker:
     launch = make_launch(job, plan, state, attempt, rank=rank)
-    if told is None and len(plan.devices) == 1:
-        # What is needed beside others depends on them, too: nothing is remembered.
+    replicas = len(plan.devices) if told is None else told.get("HOROVOD_SIZE")
+    if replicas is not None:
         env = _environment(job, launch)
-        known = environment_of(job.spec, plan, inventory, env)
+        known = environment_of(job.spec, plan, inventory, env, int(replicas))
         launch = replace(launch, environment=known)
     return start_told(job, launch, told or {})
 

@@ -17,7 +17,7 @@ from oomrun.core.plan import Plan
 from oomrun.core.profile import Profile, relevant_variables
 from oomrun.core.spec import JobSpec
 from oomrun.core.state import JobState
-from oomrun.core.state_memory import planned_limit_bytes
+from oomrun.core.state_memory import limits_of
 from oomrun.core.topology import Inventory
 from oomrun.profiles import Profiles
 
@@ -25,15 +25,20 @@ __all__ = ["Remembering", "environment_of"]
 
 
 def environment_of(
-    spec: JobSpec, plan: Plan, inventory: Inventory, variables: Mapping[str, str]
+    spec: JobSpec,
+    plan: Plan,
+    inventory: Inventory,
+    variables: Mapping[str, str],
+    replicas: int = 1,
 ) -> dict[str, Any]:
     """What the supervisor knows of ``profile.Environment``; the worker adds the rest.
 
     Args:
         spec: what the user wrote.
-        plan: of the attempt.
+        plan: of the worker.
         inventory: the machine.
         variables: the worker's whole environment.
+        replicas: how many train together.
     """
     planned = plan.devices[0]
     device = next((d for d in inventory.devices if d.id == planned.id), None)
@@ -45,7 +50,7 @@ def environment_of(
         "cpu_count": inventory.host.cpu_count,
         "memory_mode": plan.memory_mode,
         "strategy": plan.strategy,
-        "replicas": len(plan.devices),
+        "replicas": replicas,
         "batch_norm": spec.batch.batch_norm,
         "variables": {
             **relevant_variables(variables),
@@ -71,15 +76,22 @@ class Remembering:
             before: the state without the event.
             event: what the worker said.
         """
-        if not isinstance(event, ev.FitStarted) or event.profile_key is None:
-            return None
-        if before.profile_key != event.profile_key:
-            self.keep(before)
-        found = self._profiles.load(event.profile_key)
-        limit = planned_limit_bytes(before.plan)
+        match event:
+            case ev.FitStarted(profile_key=str() as key):
+                if before.profile_key != key:
+                    self.keep(before)
+                return self._known(key, _limit(before, 0))
+            case ev.SizesWanted():
+                return self._known(event.profile_key, _limit(before, event.rank))
+            case ev.SizesTried():
+                self._keep_tried(event, _limit(before, event.rank))
+        return None
+
+    def _known(self, key: str, limit: int | None) -> dict[str, Any]:
+        found = self._profiles.load(key)
         return {
             "do": REMEMBERED,
-            "key": event.profile_key,
+            "key": key,
             "measured": [list(item) for item in found.measured.items()]
             if found
             else [],
@@ -88,7 +100,7 @@ class Remembering:
 
     def keep(self, state: JobState) -> None:
         """Stores what is known of the model of the current fit."""
-        if state.profile_key is None or not state.measured:
+        if state.profile_key is None or not state.measured or _together(state):
             return
         limit = state.limit_when_failed_bytes
         failed = state.micro_batch_failed
@@ -101,3 +113,29 @@ class Remembering:
                 steps=state.step,
             ),
         )
+
+    def _keep_tried(self, event: ev.SizesTried, limit: int | None) -> None:
+        tried = dict(zip(event.sizes, event.peaks, strict=False))
+        failed = [size for size, peak in tried.items() if peak is None]
+        self._profiles.store(
+            event.profile_key,
+            Profile(
+                measured={n: peak for n, peak in tried.items() if peak is not None},
+                failed=dict.fromkeys(failed, limit) if limit else {},
+            ),
+        )
+
+
+def _together(state: JobState) -> bool:
+    """Whether several devices train: what a step takes there is not what a trial does.
+
+    Workers of a group then tell what they have tried, see ``SizesTried``.
+    """
+    plan = state.plan or {}
+    return plan.get("strategy") == "horovod" or len(plan.get("devices", ())) > 1
+
+
+def _limit(state: JobState, rank: int) -> int | None:
+    """The limit of the device that a worker has, or has first."""
+    limits = limits_of(state.plan)
+    return limits[rank] if rank < len(limits) else None

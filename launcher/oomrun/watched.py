@@ -31,7 +31,7 @@ _MOST_WARNINGS = 3
 _FROM_WORKERS = (
     ev.WorkerReady, ev.FitStarted, ev.Progressed, ev.PhaseChanged, ev.OomOccurred,
     ev.LeakFound, ev.Probed, ev.StateMeasured, ev.MicroBatchPlanned,
-    ev.MicroBatchChanged, ev.SharePlanned, ev.PeakRose,
+    ev.MicroBatchChanged, ev.SharePlanned, ev.PeakRose, ev.SizesWanted, ev.SizesTried,
     ev.CheckpointSaved, ev.CheckpointFailed, ev.CheckpointRejected, ev.Restored,
     ev.Noted, ev.FitEnded, ev.ScriptEnded,
 )  # fmt: skip

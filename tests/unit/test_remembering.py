@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from oomrun.core import events as ev
+from oomrun.core.plan import DevicePlan, Plan
+from oomrun.core.profile import Environment, full_key
+from oomrun.core.spec import JobSpec, Script
 from oomrun.core.state import JobState
+from oomrun.core.topology import Device, Host, Inventory
 from oomrun.profiles import Profiles
-from oomrun.remembering import Remembering
+from oomrun.remembering import Remembering, environment_of
 
 LIMIT = 100 * 2**20
 
@@ -86,3 +90,76 @@ def test_another_model_begins_with_nothing_known() -> None:
     same = known.after(started("a", fit=2))
     assert same.measured == {8: 60}
     assert (same.micro_batch_failed, same.micro_batch_limit) == (32, 16)
+
+
+# --- several devices ------------------------------------------------------------------
+
+
+def in_group(**fields: Any) -> JobState:
+    devices = [
+        {"id": "cpu:0", "limit_bytes": LIMIT},
+        {"id": "cpu:1", "limit_bytes": LIMIT // 2},
+    ]
+    return replace(JobState(plan={"strategy": "horovod", "devices": devices}), **fields)
+
+
+def tried(rank: int, peaks: dict[int, int | None]) -> ev.SizesTried:
+    return ev.SizesTried(
+        at=1.0, attempt=1, rank=rank, profile_key="a", sizes=tuple(peaks),
+        peaks=tuple(peaks.values()),
+    )  # fmt: skip
+
+
+def wanted(rank: int) -> ev.SizesWanted:
+    return ev.SizesWanted(at=1.0, attempt=1, rank=rank, profile_key="a")
+
+
+def test_each_worker_of_a_group_is_told_what_all_have_tried(tmp_path: Path) -> None:
+    first = Remembering(Profiles(tmp_path))
+    assert first.answer(in_group(), tried(0, {48: 90})) is None
+    assert first.answer(in_group(), tried(1, {24: 60, 32: None})) is None
+    later = Remembering(Profiles(tmp_path))
+    told = later.answer(in_group(), wanted(1))
+    assert told is not None
+    assert (told["measured"], told["failed"]) == ([[24, 60], [48, 90]], 32)
+    # What failed under the second one's limit says nothing of the first one's.
+    told = later.answer(in_group(), started("a"))
+    assert told is not None
+    assert (told["measured"], told["failed"]) == ([[24, 60], [48, 90]], None)
+
+
+def test_what_a_step_of_a_group_takes_is_not_what_a_trial_does(tmp_path: Path) -> None:
+    mirrored = {"strategy": "mirrored", "devices": [{"id": "a"}, {"id": "b"}]}
+    for plan in (in_group().plan, mirrored):
+        known = JobState(plan=plan, profile_key="a", measured={8: 60})
+        Remembering(Profiles(tmp_path)).keep(known)
+    told = Remembering(Profiles(tmp_path)).answer(in_group(), wanted(0))
+    assert told is not None
+    assert told["measured"] == []
+
+
+def test_another_world_has_another_key() -> None:
+    spec = JobSpec(name="x", program=Script(path="t.py"))
+    device = Device(id="cpu:0", kind="cpu", name="a")
+    host = Host(memory_total_bytes=1, memory_available_bytes=1)
+    machine = Inventory(devices=(device,), host=host)
+    planned = DevicePlan(id="cpu:0", kind="cpu", limit_bytes=1, budget_bytes=1)
+    plan = Plan(
+        strategy="horovod", strategy_reason="", global_batch_size=None,
+        memory_mode="limit", devices=(planned,),
+    )  # fmt: skip
+
+    def key(plan: Plan = plan, machine: Inventory = machine, replicas: int = 2) -> str:
+        known = environment_of(spec, plan, machine, {}, replicas)
+        known["versions"] |= {"tensorflow": "2", "keras": "3"}
+        return full_key("model", Environment(**known, global_batch_size=96))
+
+    other = replace(machine, devices=(replace(device, name="b"),))
+    keys = {
+        key(),
+        key(replicas=3),
+        key(replace(plan, strategy="mirrored")),
+        key(machine=other),
+    }
+    assert len(keys) == 4
+    assert key() == key()

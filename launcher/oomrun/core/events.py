@@ -24,7 +24,7 @@ __all__ = [
     "FitStarted", "LeakFound", "MicroBatchChanged", "MicroBatchPlanned", "Noted",
     "OomOccurred", "PeakRose", "PhaseChanged", "Probed", "Progressed", "Restored",
     "RunEnded", "RunResumed", "RunStarted", "ScriptEnded", "SharePlanned",
-    "StateMeasured", "Unknown", "WorkerReady",
+    "SizesTried", "SizesWanted", "StateMeasured", "Unknown", "WorkerReady",
 ]  # fmt: skip
 
 
@@ -199,6 +199,33 @@ class Probed(Event):
     peak_bytes: int | None
     seconds: float
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizesWanted(Event):
+    """A worker other than the first begins a fit, and asks what is known of it."""
+
+    type: ClassVar[str] = "sizes_wanted"
+    attempt: int
+    rank: int
+    profile_key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizesTried(Event):
+    """What a worker of a group, or of several devices, has tried before training.
+
+    Attributes:
+        sizes: micro-batches of which three steps were taken.
+        peaks: their peaks in bytes; None where memory ran out.
+    """
+
+    type: ClassVar[str] = "sizes_tried"
+    attempt: int
+    rank: int
+    profile_key: str
+    sizes: tuple[int, ...]
+    peaks: tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

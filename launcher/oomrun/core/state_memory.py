@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from oomrun.core.state import JobState
 
 __all__ = [
-    "device_ids", "devices_left_out", "leak_found", "levers_changed", "measured",
-    "micro_batch_changed", "micro_batch_planned", "on_devices", "out_of_memory",
-    "peaks", "planned_limit_bytes", "probed", "unreported_oom",
+    "device_ids", "devices_left_out", "leak_found", "levers_changed", "limits_of",
+    "measured", "micro_batch_changed", "micro_batch_planned", "on_devices",
+    "out_of_memory", "peaks", "planned_limit_bytes", "probed", "unreported_oom",
 ]  # fmt: skip
 
 _OOM_CAUSES = frozenset({"device_oom", "host_oom"})
@@ -200,7 +200,7 @@ def _size_in_use(state: JobState, rank: int, device: str) -> int | None:
 
 def devices_left_out(state: JobState, ids: tuple[str, ...]) -> JobState:
     """The run goes on without these, until they have clearly more memory."""
-    now = dict(zip(device_ids(state.plan), _limits(state.plan), strict=True))
+    now = dict(zip(device_ids(state.plan), limits_of(state.plan), strict=True))
     limits = {one: now.get(one, state.left_out.get(one)) for one in ids}
     return replace(state, left_out=limits)
 
@@ -225,7 +225,7 @@ def on_devices(state: JobState, ids: Sequence[str]) -> JobState:
         state,
         micro_batch_failed=now[0],
         micro_batch_limit=None,
-        limit_when_failed_bytes=_limits(state.plan)[before[ids[0]]],
+        limit_when_failed_bytes=limits_of(state.plan)[before[ids[0]]],
     )
 
 
@@ -242,7 +242,8 @@ def device_ids(plan: Mapping[str, Any] | None) -> list[str]:
     return [str(device.get("id", "")) for device in _devices(plan)]
 
 
-def _limits(plan: Mapping[str, Any] | None) -> list[int | None]:
+def limits_of(plan: Mapping[str, Any] | None) -> list[int | None]:
+    """The limits of a plan's devices as the journal has it, in their order."""
     found = [device.get("limit_bytes") for device in _devices(plan)]
     return [limit if isinstance(limit, int) else None for limit in found]
 
@@ -255,4 +256,4 @@ def _devices(plan: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
 
 def planned_limit_bytes(plan: Mapping[str, Any] | None) -> int | None:
     """The first device's limit in a plan as the journal has it, whatever it holds."""
-    return next(iter(_limits(plan)), None)
+    return next(iter(limits_of(plan)), None)

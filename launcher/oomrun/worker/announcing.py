@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Window", "finite", "fit_started", "micro_batch_planned", "progressed",
-    "state_measured",
+    "sizes_tried", "state_measured",
 ]  # fmt: skip
 
 _PEAK_ROSE = 1.02
@@ -47,6 +47,7 @@ def fit_started(
     """
     sizes = session.micro_batches
     key = remembering.key_of(session.launch, call, data, samples)
+    session.profile_key = key
     sizes.begin(key, call.number)
     # Where sizes are tried first, the one to train with is told after that.
     known = samples is not None and call.managed and not sizes.probes
@@ -65,6 +66,16 @@ def fit_started(
         )
     )
     if key is not None:
+        if session.launch.rank:
+            # The first worker asks by telling of the fit.
+            session.channel.send(
+                ev.SizesWanted(
+                    at=time.time(),
+                    attempt=session.launch.attempt,
+                    rank=session.launch.rank,
+                    profile_key=key,
+                )
+            )
         remembering.take(session.channel, key, sizes)
 
 
@@ -99,6 +110,25 @@ def state_measured(
     )
     session.channel.send(seen)
     return seen
+
+
+def sizes_tried(session: Session, tried: Mapping[int, int | None]) -> None:
+    """Reports the peaks of all sizes that were tried, to be remembered.
+
+    Training itself takes more in a group, where the sums of all gradients come
+    together; the budget of a trial is less by that.
+    """
+    if tried and session.profile_key is not None:
+        session.channel.send(
+            ev.SizesTried(
+                at=time.time(),
+                attempt=session.launch.attempt,
+                rank=session.launch.rank,
+                profile_key=session.profile_key,
+                sizes=tuple(tried),
+                peaks=tuple(tried.values()),
+            )
+        )
 
 
 def micro_batch_planned(

@@ -24,7 +24,8 @@ __all__ = ["Channel", "OfOneDevice"]
 # told of the first one. Another writes a checkpoint only where it ends the attempt.
 _OF_EACH = (
     ev.WorkerReady, ev.OomOccurred, ev.LeakFound, ev.PeakRose, ev.SharePlanned,
-    ev.ScriptEnded, ev.CheckpointSaved, ev.CheckpointFailed,
+    ev.ScriptEnded, ev.CheckpointSaved, ev.CheckpointFailed, ev.SizesWanted,
+    ev.SizesTried,
 )  # fmt: skip
 
 

@@ -80,6 +80,7 @@ class Prober:
 
     Attributes:
         graph: what the step's graph says, by rows of a batch.
+        tried: the peaks of all sizes that were tried; None where memory ran out.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Prober:
         self._graph_function: Any = None
         self._known: MemoryModel | None = None
         self.graph: dict[int, static.GraphPeak] = {}
+        self.tried: dict[int, int | None] = {}
 
     def settle(
         self,
@@ -317,6 +319,7 @@ class Prober:
         else:
             peak += more
             sizes.note_peak(size, peak)
+        self.tried[size] = peak
         self._tell(size, peak, began, message)
 
     def _tell(self, size: int, peak: int | None, began: float, message: str) -> None:

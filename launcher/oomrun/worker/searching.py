@@ -78,6 +78,8 @@ class Search:
             self._prober = Prober(session, model, function, beside)
         found = self._prober.settle(data, samples, may_cut, max(1.0, larger))
         announcing.state_measured(session, model, data, samples, self._prober.graph)
+        if of_group:
+            announcing.sizes_tried(session, self._prober.tried)
         if found is not None and of_group:
             sizes.settle(found.size, samples)
         elif found is not None and (not self._planned or found.size != before):

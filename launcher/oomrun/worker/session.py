@@ -52,6 +52,7 @@ class Session:
         self.stop_agreed = False
         self.pass_size: int | None = None
         self.peak_told = 0
+        self.profile_key: str | None = None
         self.micro_batches = MicroBatches(launch, channel)
         self.leaks = LeakWatch(launch)
         self.fit: FitCall | None = None
