@@ -22,6 +22,7 @@ from oomrun.channel import Lines, encode
 __all__ = ["Connection"]
 
 _CHUNK_BYTES = 64 * 1024
+_UNREAD_CHUNKS = 16  # more is no part of any conversation
 _SEND_S = 30.0
 # Long enough for a switch that starts anew or a link that is lost for a moment.
 _UNCONFIRMED_S = 5
@@ -83,7 +84,7 @@ class Connection:
             except OSError:
                 chunk = b""
             self.open = bool(chunk)
-            values += [value for value in self._lines.feed(chunk) if value]
+            values += [value for value in self._lines.feed(chunk) if value != {}]
         return values
 
     def send(self, message: Mapping[str, Any]) -> bool:
@@ -127,8 +128,8 @@ class Connection:
             with contextlib.suppress(OSError):
                 # What is left unread would make the kernel break the connection off,
                 # with whatever is still on its way.
-                while self._socket.recv(_CHUNK_BYTES):
-                    pass
+                for _ in range(_UNREAD_CHUNKS):
+                    self._socket.recv(_CHUNK_BYTES)
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
