@@ -1,9 +1,9 @@
 """Kills one job again and again, and compares what comes out in the end.
 
 Covers: ``kills --in-sequence``: moments drawn by seed, a part of them in start-up and
-the others after the attempt began to train, so that the job moves on between kills; the
-supervisor or the worker (SIGKILL) each time. Does not cover: many jobs, each killed once
-(``kills``).
+the others some steps after the attempt began to train, so that the job moves on between
+kills; the supervisor or the worker (SIGKILL) each time. Does not cover: many jobs, each
+killed once (``kills``).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from oomrun.core import events as ev
 
 __all__ = ["in_sequence", "well"]
 
-# A step takes PACE_S at least: a fast machine comes no further between kills than the job
-# is long. An epoch has 13 steps, the last of them partial.
+# A step takes PACE_S at least: a fast machine comes no further between kills than the
+# job is long. An epoch has 13 steps, the last of them partial.
 SCRIPT = """\
 import os
 import time
@@ -59,10 +59,10 @@ checkpoint: {every: 5 steps}
 recovery: {max_restarts: {crash: unlimited}}
 """
 PACE_S = 0.01
-# An attempt is killed within this time of its first step, so after 60 steps at most;
-# of these it loses what no checkpoint had yet.
-LIFE_S = 0.6
-STEPS_A_KILL, STEPS_AN_EPOCH = 30, 13
+# After so many steps of an attempt, and some time that is no step's, it is killed. It
+# loses those that no checkpoint had yet. (By time alone a busy machine would not move.)
+LEAST_STEPS, MOST_STEPS, THEN_S = 6, 30, 0.1
+STEPS_A_KILL, STEPS_AN_EPOCH = 25, 13
 IN_START_UP = 0.3
 VICTIMS = ("supervisor", "worker")
 
@@ -85,7 +85,9 @@ class _Life:
         self._follower = journal.Follower(job.run_dir.journal)
         self._killed = 0  # the attempt that was
         self.calls = self.attempt = self.step = 0
-        self.moving = self.fit_ended = False
+        self.moved = 0  # steps of the attempt that lives
+        self._from: int | None = None
+        self.fit_ended = False
         self.process = self._call()
 
     def _call(self) -> subprocess.Popen[bytes]:
@@ -106,22 +108,27 @@ class _Life:
                 case ev.AttemptStarted():
                     self.attempt = event.attempt
                 case ev.Progressed() | ev.CheckpointSaved():
-                    self.step = event.step
-                    # What the one that was killed has still said does not count.
-                    self.moving = event.attempt > self._killed
+                    self._move(event.attempt, event.step)
                 case ev.FitEnded():
                     self.fit_ended = True
+
+    def _move(self, attempt: int, step: int) -> None:
+        self.step = step
+        # What the one that was killed has still said does not count.
+        if attempt > self._killed:
+            self._from = step if self._from is None else self._from
+            self.moved = 1 + step - self._from
 
     def killed(self, victim: str) -> None:
         """The victim was killed just now."""
         if victim == "supervisor":
             self.process.wait()
-        self._killed, self.moving = self.attempt, False
+        self._killed, self.moved, self._from = self.attempt, 0, None
 
-    def wait_for_training(self) -> None:
-        """Until an attempt trains that was not killed yet, or it is over."""
+    def wait_for_steps(self, steps: int) -> None:
+        """Until an attempt has made them that was not killed yet, or it is over."""
         until = time.monotonic() + TIMEOUT_S
-        while not self.moving and not self.over:
+        while self.moved < steps and not self.over:
             self.look()
             if time.monotonic() > until:
                 raise SystemExit(f"no training any more:\n{self._job.everything()}")
@@ -182,17 +189,18 @@ def _kill_all(
     start_up_s = 5.0  # until one has been seen
     while len(hits) < wanted and time.monotonic() < until:
         in_start_up, victim = rng.random() < IN_START_UP, rng.choice(VICTIMS)
-        share, began = rng.random(), time.monotonic()
+        share, steps = rng.random(), rng.randint(LEAST_STEPS, MOST_STEPS)
         if in_start_up:
             life.look()
         else:
-            life.wait_for_training()
+            began = time.monotonic()
+            life.wait_for_steps(steps)
             start_up_s = min(60.0, max(1.0, time.monotonic() - began))
-        time.sleep(share * (start_up_s if in_start_up else LIFE_S))
+        time.sleep(share * (start_up_s if in_start_up else THEN_S))
         life.look()
         if life.over:
             break
-        moment = "training" if life.moving else "start-up"
+        moment = "training" if life.moved else "start-up"
         if kill(job, life.process.pid, victim):
             life.killed(victim)
             hits.append(Kill(victim, moment, life.attempt, life.step))
