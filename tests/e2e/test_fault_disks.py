@@ -49,6 +49,28 @@ def test_a_full_disk_for_checkpoints(tmp_path: Path, cell: str) -> None:
     assert any("No space left" in note for note in job.status()["notes"])
 
 
+# No file may grow beyond 1 KiB for some steps: neither checkpoints nor the log.
+SMALL_FILES = """
+import resource
+hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+if step in (7, 11):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024 if step == 7 else hard, hard))
+"""
+
+
+@pytest.mark.parametrize("cell", matrix.cells(["disk-full-checkpoint-limit"]))
+def test_files_may_not_grow_for_a_while(tmp_path: Path, cell: str) -> None:
+    job = jobs.make(tmp_path / "job", matrix.script(SMALL_FILES), matrix.JOB)
+    assert job.run(env={"FAULT": "yes"}) == 0, job.everything()
+    matrix.check_complete(job)
+    failed = job.events(ev.CheckpointFailed)
+    assert {event.step for event in failed} & {8, 10}
+    assert all("File too large" in event.reason for event in failed)
+    # What comes later is written again.
+    assert job.events(ev.CheckpointSaved)[-1].reason == "fit completed"
+    assert "the end of the script" in job.log(1)
+
+
 @pytest.mark.parametrize("cell", matrix.cells(["disk-full-journal"]))
 def test_a_full_disk_for_the_journal(tmp_path: Path, cell: str) -> None:
     job = jobs.make(tmp_path / "job", matrix.script(FILL), APART)
