@@ -148,7 +148,8 @@ def in_sequence(
     """
     steps = STEPS_A_KILL * wanted_kills
     script = SCRIPT.replace("EPOCHS", str(max(2, steps // STEPS_AN_EPOCH)))
-    plain = jobs.make(folder / "undisturbed", script, JOB)
+    seldom = JOB.replace("every: 5 steps", "every: 1000 steps")
+    plain = jobs.make(folder / "undisturbed", script, seldom)
     if plain.run(timeout_s=TIMEOUT_S + steps) != 0:
         raise SystemExit(f"the job fails without any kill:\n{plain.everything()}")
     job = jobs.make(folder / "killed", script, JOB)

@@ -45,7 +45,7 @@ class Disk:
 @contextmanager
 def disk(folder: Path, size: str) -> Iterator[Disk]:
     """A disk of ``size`` (as ``mount`` takes it) at ``folder``, which is made."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     words = ["unshare", "-rm", "sh", "-c", _HOLDS, "sh", size, str(folder)]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE

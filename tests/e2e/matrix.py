@@ -40,14 +40,14 @@ CELLS = (
 )  # fmt: skip
 #: The environment variable that sets the draw; equal for all processes of a test run.
 SEED = "OOMRUN_MATRIX_SEED"
-_DRAWN = 4
+_DRAWN = 3
 # Never drawn: too long for `make test`.
 _LONG = frozenset({"hang"})
 
 
 def seed() -> int:
     """Of the cells that `make test` runs."""
-    return int(os.environ.get(SEED, "1"))
+    return int(os.environ.get(SEED, "7"))
 
 
 def drawn() -> frozenset[str]:
