@@ -35,7 +35,7 @@ CELLS = (
     "read-only-from-the-start", "read-only-midway", "read-only-and-killed",
     *DAMAGED,
     "stopped-with-time", "stopped-without-time", "hang",
-    "clock-forward", "clock-back",
+    "clock-forward", "clock-back", "clock-far-back",
     "port-in-use-next", "port-in-use-error", "two-supervisors",
 )  # fmt: skip
 #: The environment variable that sets the draw; equal for all processes of a test run.
