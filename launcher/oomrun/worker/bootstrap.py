@@ -50,6 +50,9 @@ def main() -> int:
     ended = _run(settings, strategy)
     if ended.outcome != "raised":
         session.settle()
+    else:
+        # At which step it failed says whether it would do so again.
+        session.report_progress()
     if ended.outcome == "finished":
         session.script_finished()
     session.store.wait()
