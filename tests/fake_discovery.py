@@ -16,6 +16,12 @@ GROUPS = {
     "batch/v1": {"jobs": "Job"},
     "networking.k8s.io/v1": {"networkpolicies": "NetworkPolicy"},
     "monitoring.coreos.com/v1": {"podmonitors": "PodMonitor"},
+    "jobset.x-k8s.io/v1alpha2": {"jobsets": "JobSet"},
+    "kubeflow.org/v2beta1": {"mpijobs": "MPIJob"},
+    "trainer.kubeflow.org/v1alpha1": {
+        "trainjobs": "TrainJob",
+        "trainingruntimes": "TrainingRuntime",
+    },
 }
 _VERBS = ["create", "delete", "get", "list", "patch", "watch"]
 
@@ -52,9 +58,10 @@ def answer(path: str) -> dict[str, Any] | None:
     }
 
 
-def kind_of(plural: str) -> str:
-    """The kind with this plural; "" where kubectl is not told of it."""
-    return next((kinds[plural] for kinds in GROUPS.values() if plural in kinds), "")
+def group_and_kind(plural: str) -> tuple[str, str]:
+    """Of the kind with this plural; "v1" and "" where kubectl is not told of it."""
+    found = ((name, kinds[plural]) for name, kinds in GROUPS.items() if plural in kinds)
+    return next(found, ("v1", ""))
 
 
 def _group(name: str) -> dict[str, Any]:

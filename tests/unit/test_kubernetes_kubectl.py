@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +11,9 @@ import pytest
 import kubernetes_jobs as jobs
 from fake_cluster import FakeCluster
 from oomrun.cli import main
+from programs import kubectl, needs_kubectl
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("kubectl") is None, reason="there is no kubectl"
-)
+pytestmark = needs_kubectl
 
 SECTION = """strategy: horovod
 kubernetes:
@@ -39,14 +36,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClu
     monkeypatch.setenv("HOME", str(tmp_path))  # it keeps what it has discovered there
     yield server
     server.close()
-
-
-def kubectl(*words: str, given: str | None = None) -> str:
-    done = subprocess.run(
-        ["kubectl", *words], input=given, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_kubectl_makes_waits_reads_and_deletes(
