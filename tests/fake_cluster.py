@@ -57,6 +57,13 @@ class FakeCluster:
         self._thread.join()
         self._server.server_close()
 
+    def forget(self) -> None:
+        """As a new one, at the same address."""
+        for kept in (self.objects, self.logs, self.requests, self.forbidden,
+                     self.without_log, self.script, self.lives):  # fmt: skip
+            kept.clear()
+        self.broken = self.made = 0
+
     def write_config(self, path: Path, namespace: str = "default") -> Path:
         """A kubeconfig that leads here."""
         config = {
