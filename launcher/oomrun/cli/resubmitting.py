@@ -22,7 +22,7 @@ from typing import Any
 from oomrun.cli.cluster_job import read_submission
 from oomrun.cli.cluster_waiting import Waiting, pods_of, say
 from oomrun.core.errors import PlatformError
-from oomrun.core.spec import JobSpec
+from oomrun.core.spec import Command, JobSpec
 from oomrun.kubernetes.cluster import Cluster
 from oomrun.kubernetes.endings import standing
 from oomrun.kubernetes.resubmission import (
@@ -232,4 +232,6 @@ def _settings(spec: JobSpec) -> Settings:
         memory_bytes=section.memory_bytes,
         memory_max_bytes=section.memory_max_bytes,
         micro_batch_fixed=isinstance(spec.batch.micro, int),
+        levers=() if isinstance(spec.program, Command) else spec.recovery.left,
+        pulled=spec.recovery.pulled,
     )
