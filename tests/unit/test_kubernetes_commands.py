@@ -191,7 +191,7 @@ def test_the_committed_base_is_the_generated_one(folder: Path) -> None:
     def below(root: Path) -> dict[str, str]:
         return {
             str(path.relative_to(root)): path.read_text()
-            for part in ("base", "overlays")
+            for part in ("base", "overlays", "watch")
             for path in (root / part).rglob("*.yaml")
         }
 
@@ -298,6 +298,18 @@ def test_a_run_here_says_how_large_the_gpu_must_be(
     again = ["--set", "env.A=c"]
     assert main(["render", "job.yaml", *again]) == 0
     assert "so any GPU is taken" in capsys.readouterr().err
+
+
+@needs_kubectl
+def test_kubectl_builds_the_base_and_the_watcher() -> None:
+    for part, wanted in (
+        ("base", GENERATE["rendered"](GENERATE["BASE"])),
+        ("watch", GENERATE["rendered"](GENERATE["WATCH"], "--watch")),
+    ):
+        text = kubectl("kustomize", str(K8S / part))
+        built = {each["kind"]: each for each in yaml.safe_load_all(text)}
+        assert built == {each["kind"]: each for each in wanted}
+        assert main(["lint", str(K8S / part)]) == 0
 
 
 @needs_kubectl

@@ -162,6 +162,11 @@ class Resubmitting:
     def _begin(self) -> None:
         """Submits the job, unless it is there and ours to watch."""
         found = self._on_cluster()
+        if found is None and self.decisions.to_carry_out:
+            self._make()
+            return
+        if found is None and self.args.once and self.decisions.lines:
+            return  # somebody has deleted it
         if found is not None:
             state = standing(found, ()).state
             uid = str(found["metadata"]["uid"])
@@ -170,15 +175,11 @@ class Resubmitting:
                 self.decisions.add_made(uid)
                 return
             decided = self.decisions.of(uid)
-            if (
-                state == "failed"
-                and self.decisions.made(uid)
-                and (decided is None or decided["do"] == "resubmit")
-            ):
-                return  # it failed, or was to be submitted again, when nobody watched
-        elif self.decisions.to_carry_out:
-            self._make()
-            return
+            # It failed, or was to be submitted again, when nobody watched.
+            open_end = decided is None or decided["do"] == "resubmit"
+            goes_on = self.args.once or (state == "failed" and open_end)
+            if self.decisions.made(uid) and goes_on:
+                return
         self.decisions.begin()
         self._make()
 
