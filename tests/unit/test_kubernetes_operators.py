@@ -106,7 +106,9 @@ def test_what_is_rendered_is_right(kind: str) -> None:
 def test_a_bad_example(kind: str, change: Change) -> None:
     manifest = made(kind)
     change(manifest)
-    with pytest.raises((AssertionError, ValueError, kubernetes_validate.ValidationError)):
+    with pytest.raises(
+        (AssertionError, ValueError, kubernetes_validate.ValidationError)
+    ):
         jobs.check_whole(manifest, "1.34")
 
 
