@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import kubernetes_jobs as jobs
 from oomrun.core import jobfile
+from oomrun.core.errors import SpecError
 from oomrun.core.events import StateMeasured
 from oomrun.core.measured_plan import plan_elsewhere
 from oomrun.core.topology import Host
@@ -173,10 +174,18 @@ def test_which_ends_of_a_pod_are_tried_again() -> None:
 def test_labels_are_labels_and_those_of_oomrun_stay() -> None:
     local = replace(jobs.submission(), version="0.1.0+abc")
     assert local.labels["app.kubernetes.io/version"] == "0.1.0-abc"
-    monitor = "pod_monitor: {app.kubernetes.io/managed-by: x, a: b}"
-    made = jobs.rendered(f"kubernetes: {{image: x, {monitor}}}")["PodMonitor"]
-    assert made["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "oomrun"
-    assert made["metadata"]["labels"]["a"] == "b"
+    with pytest.raises(SpecError, match=r"managed-by.*oomrun sets it"):
+        jobs.submission(
+            "kubernetes: {image: x, pod_monitor: {app.kubernetes.io/managed-by: x}}"
+        )
+    made = jobs.rendered("kubernetes: {image: x, pod_monitor: {a: b}}")["PodMonitor"]
+    assert made["metadata"]["labels"] == {"a": "b", **jobs.submission().labels}
+
+
+def test_a_user_s_annotation_wins_over_that_for_scrapes() -> None:
+    section = 'kubernetes: {image: x, annotations: {prometheus.io/scrape: "false"}}'
+    template = jobs.rendered(section)["Job"]["spec"]["template"]
+    assert template["metadata"]["annotations"]["prometheus.io/scrape"] == "false"
 
 
 def test_metrics_can_be_left_out() -> None:
