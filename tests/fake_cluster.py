@@ -117,6 +117,14 @@ class FakeCluster:
         }  # fmt: skip
 
 
+def _with_selector(manifest: Manifest) -> Manifest:
+    """A Job with what the API server gives it."""
+    if manifest.get("kind") != "Job":
+        return manifest
+    own = {"batch.kubernetes.io/controller-uid": manifest["metadata"]["uid"]}
+    return {**manifest, "spec": {**manifest["spec"], "selector": {"matchLabels": own}}}
+
+
 def _handler(cluster: FakeCluster) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -167,7 +175,7 @@ def _handler(cluster: FakeCluster) -> type[BaseHTTPRequestHandler]:
                 return self._fail(404, "NotFound", f'{plural} "{rest[0]}" not found')
             if method == "DELETE":
                 return self._reply(200, cluster.objects.pop(key))
-            return self._reply(200, cluster.objects[key])
+            return self._reply(200, _with_selector(cluster.objects[key]))
 
         def _create(self, plural: str, namespace: str, body: Manifest) -> None:
             key = (plural, namespace, body["metadata"]["name"])

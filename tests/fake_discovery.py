@@ -1,4 +1,7 @@
-"""What kubectl asks of an API server before it does anything: which kinds there are."""
+"""What kubectl asks of an API server before it does anything.
+
+Which kinds there are, and that the server itself checks fields.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,12 @@ def answer(path: str) -> dict[str, Any] | None:
             "apiVersion": "v1",
             "groups": [_group(name) for name in GROUPS if "/" in name],
         }
+    if path == "/openapi/v3":
+        paths = (f"apis/{name}" if "/" in name else f"api/{name}" for name in GROUPS)
+        url = "serverRelativeURL"
+        return {"paths": {name: {url: f"/openapi/v3/{name}"} for name in paths}}
+    if path.startswith("/openapi/v3/"):
+        return _open_api(path.removeprefix("/openapi/v3"))
     group = path.removeprefix("/apis/").removeprefix("/api/")
     if group not in GROUPS:
         return None
@@ -62,6 +71,21 @@ def group_and_kind(plural: str) -> tuple[str, str]:
     """Of the kind with this plural; "v1" and "" where kubectl is not told of it."""
     found = ((name, kinds[plural]) for name, kinds in GROUPS.items() if plural in kinds)
     return next(found, ("v1", ""))
+
+
+def _open_api(path: str) -> dict[str, Any]:
+    """No more of it than kubectl looks for: that patches can be checked and tried."""
+    name = path.removeprefix("/apis/").removeprefix("/api/")
+    group, _, version = name.rpartition("/")
+    asked = ("dryRun", "fieldValidation")
+    parameters = [{"name": each, "in": "query"} for each in asked]
+    paths = {}
+    for plural, kind in GROUPS[name].items():
+        known = {"group": group, "version": version, "kind": kind}
+        patch = {"parameters": parameters, "x-kubernetes-group-version-kind": known}
+        where = f"{path}/namespaces/{{namespace}}/{plural}/{{name}}"
+        paths[where] = {"patch": patch}
+    return {"openapi": "3.0.0", "info": {"title": "x", "version": "1"}, "paths": paths}
 
 
 def _group(name: str) -> dict[str, Any]:

@@ -246,7 +246,8 @@ def test_an_overlay_is_what_is_rendered(name: str) -> None:
     }
     assert built_by_us(K8S / "overlays" / name) == wanted
     for manifest in wanted.values():
-        jobs.check_schema(manifest, "1.34")
+        for version in jobs.VERSIONS:
+            jobs.check_schema(manifest, version)
     assert main(["lint", str(K8S / "base")]) == 0
 
 

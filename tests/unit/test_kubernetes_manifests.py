@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import kubernetes_validate
 import pytest
@@ -17,9 +17,10 @@ import kubernetes_jobs as jobs
 from oomrun.core import jobfile
 from oomrun.core.errors import SpecError
 from oomrun.core.events import StateMeasured
+from oomrun.core.kubernetes_spec import Mode
 from oomrun.core.measured_plan import plan_elsewhere
 from oomrun.core.topology import Host
-from oomrun.kubernetes import pod, quantities, writing
+from oomrun.kubernetes import pod, quantities, versions, writing
 from oomrun.kubernetes.gpu_memory import gpu_need
 from oomrun.kubernetes.lint import lint
 from oomrun.kubernetes.manifests import manifests
@@ -77,6 +78,16 @@ def test_every_job_is_valid_in_every_version(version: str, mode: str) -> None:
     for made in map(manifests, every):
         valid(made, version)
         assert not any(lint(made, (int(parts[0]), int(parts[1]))))
+
+
+def test_every_job_mode_and_version_is_among_them() -> None:
+    """Of the test above: what is added later is in it, too."""
+    root = Path(__file__).parents[2] / "configs"
+    assert sorted(root.rglob("*.y*ml")) == CONFIGS
+    assert get_args(Mode) == MODES
+    known = [versions.parse_version(version) for version in jobs.VERSIONS]
+    minors = range(versions.OLDEST[1], versions.NEWEST[1] + 1)
+    assert known == [(1, minor) for minor in minors]
 
 
 def test_the_schema_check_can_fail() -> None:
