@@ -19,13 +19,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from oomrun import devices, journal
+from oomrun import devices, host, journal
 from oomrun.connection import Connection
 from oomrun.core import launch as launches
 from oomrun.core import topology
 from oomrun.core.errors import LaunchError, OomrunError
 from oomrun.core.state import replay
-from oomrun.devices import host
 from oomrun.gang import Meeting, digest
 from oomrun.launching import Job, start_told
 from oomrun.processes import Ended, Worker, sweep

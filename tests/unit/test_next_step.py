@@ -93,7 +93,8 @@ def test_where_the_pool_was_full_it_goes_no_further_and_keeps_a_margin() -> None
         state_bytes=24, measured={90: 80, 180: 124}, static={8192: 2048}, in_order=True
     )
     found = step(known, trials_left=1, budget_bytes=115)
-    assert found == Settled(size=171, reason=found.reason)
+    reason = "micro-batch 171 x 48 (global 8192) leaves some room: 180 ran with 124B"
+    assert found == Settled(size=171, reason=f"{reason} handed out")
     roomy = step(known, trials_left=1, budget_bytes=130)
     assert isinstance(roomy, Try)
     assert roomy.size > 180
