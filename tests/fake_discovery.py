@@ -19,6 +19,7 @@ GROUPS = {
     "batch/v1": {"jobs": "Job"},
     "networking.k8s.io/v1": {"networkpolicies": "NetworkPolicy"},
     "monitoring.coreos.com/v1": {"podmonitors": "PodMonitor"},
+    "rbac.authorization.k8s.io/v1": {"roles": "Role", "rolebindings": "RoleBinding"},
     "jobset.x-k8s.io/v1alpha2": {"jobsets": "JobSet"},
     "kubeflow.org/v2beta1": {"mpijobs": "MPIJob"},
     "trainer.kubeflow.org/v1alpha1": {
