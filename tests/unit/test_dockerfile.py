@@ -108,6 +108,7 @@ def test_it_runs_as_the_user_of_the_pods_and_keeps_no_secret() -> None:
 
 def test_what_is_copied_can_be_installed(tmp_path: Path) -> None:
     """By the very command, in a folder: only oomrun itself, as packages are here."""
+    pytest.importorskip("ensurepip", reason="Debian keeps it in python3-venv")
     source, target = tmp_path / "src", tmp_path / "opt"
     source.mkdir()
     for path in copied():
