@@ -68,7 +68,7 @@ def _as_watcher(submission: Submission) -> Submission:
         pods=1,
         gpus=0,
         cpu_millicores=100,
-        memory_bytes=512 * _MIB,
+        memory_bytes=256 * _MIB,  # it was seen to take 76
         storage_bytes=_GIB,
         shm_bytes=_MIB,
         volume=NewClaim(size_bytes=_GIB, storage_class=storage),
