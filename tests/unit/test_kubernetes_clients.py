@@ -20,9 +20,11 @@ from oomrun.cli import cluster_waiting, main
 from oomrun.kubernetes.cluster import ClusterError, connect
 from oomrun.kubernetes.kubectl import Kubectl
 
+# Few objects: each is a process of kubectl's.
 SECTION = """kubernetes:
   image: x
-  volume: {size: 1GiB}
+  volume: {claim: runs}
+  service_account: trainer
   gpu_memory: any
   memory: 8GiB
   memory_max: 20GiB
@@ -154,11 +156,15 @@ def test_what_does_not_begin(
     assert [json.loads(line)["do"] for line in lines] == ["made"]
 
 
-def test_a_job_from_submit_to_cancel(cluster: FakeCluster, capsys: Say) -> None:
+def test_a_job_from_submit_to_cancel(
+    cluster: FakeCluster, tmp_path: Path, capsys: Say
+) -> None:
     cluster.logs["digits-0-a"] = "step 1\nüm\n"
     cluster.lives = [
         lambda: cluster.add_pod("digits", "digits-0-a", {"phase": "Running"})
     ]
+    all_kinds = SECTION.replace("{claim: runs}", "{size: 1GiB}")
+    jobs.write_job(tmp_path, all_kinds.replace("  service_account: trainer\n", ""))
     assert main(["submit", "job.yaml"]) == 0
     assert main(["submit", "job.yaml"]) == 4
     assert "has not ended" in capsys.readouterr().err
