@@ -17,7 +17,8 @@ from oomrun.core.units import format_bytes
 __all__ = ["Asked", "NothingFits", "Settled", "Step", "Try", "next_step"]
 
 #: A size this much below the one that could be tried next is good enough; one that an
-#: earlier run has come to, where only clearly more could be had.
+#: earlier run has come to, or that cost a compilation, where only clearly more could be
+#: had.
 _NEAR, _NEAR_REMEMBERED = 0.04, 0.25
 #: The first size where nothing at all is known, not even from the graph.
 _FIRST = 2
@@ -127,7 +128,9 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
         return _settled(
             known, size, asked, f"leaves some room: {ran} ran with {full} handed out"
         )
-    near = _NEAR_REMEMBERED if asked.remembered else _NEAR
+    if asked.even:
+        wanted = even_micro_batch(asked.samples, wanted)
+    near = _NEAR_REMEMBERED if asked.remembered or asked.even else _NEAR
     if wanted <= ran * (1 + near):
         return _settled(known, ran or 1, asked)
     if asked.trials_left <= 0 and not ran and (best := _least(known, most)):
