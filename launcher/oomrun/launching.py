@@ -107,7 +107,7 @@ def policy_limits(spec: JobSpec) -> Limits:
             "preemption": allowed.preemption,
             "hang": allowed.hang,
         },
-        levers=spec.recovery.levers,
+        levers=spec.recovery.left,
         micro_batch_fixed=isinstance(spec.batch.micro, int),
         command=isinstance(spec.program, Command),
     )
@@ -134,7 +134,7 @@ def make_launch(
     spec = job.spec
     kind, program, args = _program(job, plan)
     micro, every = spec.batch.micro, spec.checkpoint.every
-    order = spec.recovery.levers
+    order = spec.recovery.left
     shrinks = levers.MICRO_BATCH in order and not isinstance(micro, int)
     # What the job file lists before the micro-batch comes before it.
     shrinks = shrinks and levers.due(order, state, plans.to_json(plan)) is None

@@ -90,6 +90,25 @@ def test_an_optimizer_that_had_room_before_gets_a_new_process() -> None:
     assert isinstance(decide(ended(Cause.DEVICE_OOM), spent, LIMITS), Fail)
 
 
+def test_a_batch_that_cannot_be_cut_gets_a_new_process_where_it_had_fitted() -> None:
+    oom = ev.OomOccurred(
+        at=1.0, attempt=1, rank=0, device="cpu:0", kind="device", phase="gradients",
+        recovery="none", micro_batch_size=16, step=12, message="",
+    )  # fmt: skip
+    moved = state(
+        global_batch_size=16, micro_batch_failed=16, last_oom=oom,
+        step=12, step_at_attempt_start=9,
+    )  # fmt: skip
+    decision = decide(ended(Cause.DEVICE_OOM), moved, LIMITS)
+    assert isinstance(decision, Restart)
+    assert "in a new process" in decision.reason
+    stuck = replace(moved, step_at_attempt_start=12)
+    decision = decide(ended(Cause.DEVICE_OOM), stuck, LIMITS)
+    assert isinstance(decision, Fail)
+    assert decision.exit_code == 3
+    assert "cannot be cut" in decision.reason
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_sample_that_no_longer_fits_gets_a_new_process(rank: int) -> None:
     oom = ev.OomOccurred(
@@ -185,6 +204,18 @@ def test_a_script_that_raises_without_a_step_would_do_so_again() -> None:
     assert isinstance(decide(ended(Cause.CRASH), moved, LIMITS), Restart)
 
 
+def test_a_script_that_raises_twice_at_one_step_would_do_so_again() -> None:
+    # From the checkpoint of step 4 on, the fifth was trained again.
+    there = {"script": REPORT, "step": 5, "step_at_attempt_start": 4}
+    again = decide(ended(Cause.CRASH), state(ended_before=(REPORT, 5), **there), LIMITS)
+    assert isinstance(again, Fail)
+    assert "twice at step 5" in again.reason
+    other = replace(REPORT, exception="KeyError")
+    for before in ((REPORT, 3), (REPORT, 7), (other, 5)):
+        seen = state(ended_before=before, **there)
+        assert isinstance(decide(ended(Cause.CRASH), seen, LIMITS), Restart)
+
+
 @pytest.mark.parametrize(
     ("used", "delay_s"), [(0, 0.0), (1, 1.0), (2, 2.0), (5, 16.0), (40, 60.0)]
 )
@@ -198,6 +229,23 @@ def test_host_memory_is_not_met_with_a_smaller_micro_batch() -> None:
     decision = decide(ended(Cause.HOST_OOM), state(micro_batch_failed=8), LIMITS)
     assert isinstance(decision, Fail)
     assert "host memory" in decision.reason
+
+
+def test_a_container_that_was_killed_for_host_memory() -> None:
+    """What may be changed is changed; else it goes on if it had got anywhere."""
+    killed = Diagnosis(cause=Cause.HOST_OOM, summary="it was killed", container=True)
+    moved = state(step=5, step_at_attempt_start=4)
+    assert decide(killed, moved, LIMITS) == Restart(reason="it was killed")
+    listed = replace(LIMITS, levers=("micro_batch", "host_pipeline"))
+    decision = decide(killed, moved, listed)
+    assert isinstance(decision, Restart)
+    assert decision.levers == ("host_pipeline",)
+    pulled = replace(
+        moved, levers=("host_pipeline",), levers_tried=frozenset({"host_pipeline"})
+    )
+    assert decide(killed, pulled, listed) == Restart(reason="it was killed")
+    stood = replace(pulled, step=4)
+    assert isinstance(decide(killed, stood, listed), Fail)
 
 
 def test_a_worker_that_cannot_start_is_our_side() -> None:

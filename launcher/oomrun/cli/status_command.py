@@ -145,7 +145,7 @@ def _lines(state: JobState, alive: bool, run_dir: RunDir) -> Iterator[str]:
     if state.checkpoint is not None:
         size = units.format_bytes(state.checkpoint.size_bytes)
         yield f"  checkpoint   {state.checkpoint.name}, {size}"
-    for lever in state.levers:
+    for lever in levers.in_force(state):
         yield f"  lever        {words.one_line(levers.in_words(lever))}"
     for name in statuses.left_out(state):
         yield f"  left out     {words.one_line(name)} (lever fewer_devices)"

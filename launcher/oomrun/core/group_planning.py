@@ -86,7 +86,7 @@ def plan_for(
             *dict.fromkeys(notes),
             "shares are agreed on when it is known what fits",
         ),
-        levers=state.levers,
+        levers=spec.recovery.in_force(state.levers),
         left_out=left_out,
     )
 

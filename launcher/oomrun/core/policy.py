@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from oomrun.core import batch, command, levers
 from oomrun.core.diagnosis import Cause, Diagnosis
+from oomrun.core.events import ScriptEnded
 from oomrun.core.state import JobState
 from oomrun.core.topology import HOST_ID
 
@@ -104,13 +105,13 @@ def decide(
         return Fail(reason=f"{diagnosis.summary}; no restart is left ({setting})")
     if cause is Cause.DEVICE_OOM:
         return _after_device_oom(diagnosis, state, limits)
-    if cause is Cause.HOST_OOM and diagnosis.container and _moved(state):
-        # It may have grown slowly, and begins anew.
-        return Restart(reason=diagnosis.summary, delay_s=_back_off_s(used))
     if cause is Cause.HOST_OOM:
         left = levers.left(limits.levers, state, cause)
         if left is not None and not limits.command:
             return _pull(left, diagnosis, state)
+        if diagnosis.container and _moved(state):
+            # It may have grown slowly, and begins anew.
+            return Restart(reason=diagnosis.summary, delay_s=_back_off_s(used))
         return Fail(
             reason=f"{diagnosis.summary}. A smaller micro-batch does not shrink what "
             "the script itself keeps in host memory: give the machine or the cgroup "
@@ -170,7 +171,15 @@ def _by_micro_batch(diagnosis: Diagnosis, state: JobState, limits: Limits) -> De
     first = state.last_oom is None or state.last_oom.rank == 0
     if state.last_oom is not None and not first:
         failed = state.last_oom.micro_batch_size
-    if state.last_oom is not None and state.last_oom.recovery == "none":
+    uncut = state.last_oom is not None and state.last_oom.recovery == "none"
+    if uncut and _moved(state):
+        # Where nothing is cut, a step is like the next. A pool in fragments, or one
+        # that something else has filled, is whole again in a new process.
+        return Restart(
+            reason=f"{diagnosis.summary}. Such a step fitted before in this attempt, "
+            "so the process has come to hold other things: again, in a new process"
+        )
+    if uncut:
         return Fail(
             reason=f"{diagnosis.summary}. The batches of this model cannot be cut into "
             "micro-batches (the notes say why): give the script a smaller batch",
@@ -294,7 +303,21 @@ def _after_crash(diagnosis: Diagnosis, state: JobState, used: int) -> Decision:
             reason=f"{diagnosis.summary}. No step was trained in this attempt, so "
             "the same would happen again"
         )
+    if script is not None and state.ended_before is not None:
+        before, step = state.ended_before
+        if step == state.step and _ended_alike(before, script):
+            # It trained again what had been trained since the last checkpoint.
+            return Fail(
+                reason=f"{diagnosis.summary}, twice at step {step}: the same would "
+                "happen again"
+            )
     return Restart(reason=diagnosis.summary, delay_s=_back_off_s(used))
+
+
+def _ended_alike(one: ScriptEnded, other: ScriptEnded) -> bool:
+    """Whether a script has failed in the same way and place."""
+    how = ("outcome", "exit_code", "exception", "location")
+    return all(getattr(one, name) == getattr(other, name) for name in how)
 
 
 def _after_crash_of_command(diagnosis: Diagnosis, used: int) -> Decision:
