@@ -1,0 +1,119 @@
+"""One worker a device, each running the script; TensorFlow adds their gradients up.
+
+Covers: finding the other workers and starting TensorFlow's runtime for collective
+operations, which is what ``tf.distribute.MultiWorkerMirroredStrategy`` stands on. The
+strategy itself is not used (docs/decisions/0031).
+Does not cover: the operations (``collectives``), what of a batch is whose
+(``oomrun.worker``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import time
+from contextlib import AbstractContextManager
+from typing import Any
+
+from oomrun.core.launch import ADDRESS, MEETING, RANK, SIZE
+from oomrun.core.strategy import Group
+from oomrun_strategies.collectives import Collectives
+
+__all__ = ["MultiWorkerMirroredStrategy"]
+
+_JOB = "worker"
+_ASK_AGAIN_S = 0.05
+_ANSWER_S = 60.0
+_REUSE_PORT = "TF_GRPC_REUSE_PORT"
+
+
+class MultiWorkerMirroredStrategy:
+    """Trains on one device a worker."""
+
+    def scope(self) -> AbstractContextManager[None]:
+        """What the script runs inside of: nothing; every worker runs all of it."""
+        return contextlib.nullcontext()
+
+    def group(self) -> Group:
+        """Waits for all workers to have an address, and starts TensorFlow's server."""
+        rank, size = int(os.environ[RANK]), int(os.environ[SIZE])
+        with socket.socket() as held:
+            # Ours until TensorFlow listens on it, which asks for the same option.
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            held.bind(("", 0))
+            own = f"{os.environ[ADDRESS]}:{held.getsockname()[1]}"
+            _listen(rank, _addresses(own, rank, size))
+        return Collectives(rank, size, _device(rank))
+
+
+def _addresses(own: str, rank: int, size: int) -> list[str]:
+    """Where all workers will listen, once each has told."""
+    host, _, port = os.environ[MEETING].rpartition(":")
+    meeting = http.client.HTTPConnection(host, int(port), timeout=_ANSWER_S)
+    with contextlib.closing(meeting):
+        _ask(meeting, "PUT", rank, own.encode())
+        found: list[str] = []
+        while len(found) < size:
+            address = _ask(meeting, "GET", len(found))
+            if address is None:
+                # How long one waits is for the supervisor to say.
+                time.sleep(_ASK_AGAIN_S)
+            else:
+                found.append(address.decode())
+    return found
+
+
+def _ask(
+    meeting: http.client.HTTPConnection,
+    method: str,
+    rank: int,
+    body: bytes | None = None,
+) -> bytes | None:
+    meeting.request(method, f"/{_JOB}/{rank}", body)
+    answer = meeting.getresponse()
+    value = answer.read()
+    return value if answer.status == http.HTTPStatus.OK else None
+
+
+def _listen(rank: int, addresses: list[str]) -> None:
+    """Has TensorFlow start with a server for the others, and know theirs."""
+    import tensorflow as tf
+
+    # There is no public way to this but the strategy.
+    from tensorflow.python.eager import context as contexts
+
+    context: Any = contexts.context()
+    context.configure_collective_ops(
+        collective_leader=f"/job:{_JOB}/replica:0/task:0",
+        scoped_allocator_enabled_ops=(),
+        # Nothing is ever placed in another worker.
+        device_filters=(f"/job:{_JOB}/task:{rank}",),
+    )
+    context.enable_collective_ops(
+        tf.train.ServerDef(
+            cluster=tf.train.ClusterSpec({_JOB: addresses}).as_cluster_def(),
+            default_session_config=context.config,
+            job_name=_JOB,
+            task_index=rank,
+            protocol="grpc",
+        )
+    )
+    before = os.environ.get(_REUSE_PORT)
+    os.environ[_REUSE_PORT] = "true"
+    try:
+        context.ensure_initialized()
+    finally:
+        # Not for what the script starts.
+        del os.environ[_REUSE_PORT]
+        if before is not None:
+            os.environ[_REUSE_PORT] = before
+
+
+def _device(rank: int) -> str:
+    """The device that this worker trains on, by its name among all workers."""
+    import tensorflow as tf
+
+    kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    return f"/job:{_JOB}/replica:0/task:{rank}/device:{kind}:0"
