@@ -4,9 +4,10 @@ Covers: what a ``Group`` does together, once the runtime for it is started.
 Does not cover: starting it (``multi_worker_mirrored``).
 
 An operation belongs to those of the other workers by its key. It is made of what is
-added up, so it is the same in each step and in each worker, whenever that one traced its
-graph, or took a step again. TensorFlow keeps what it knows of a key for good: with a new
-one for each operation, as its own strategy has them, 0.8 KiB a time (measured).
+added up, so it is the same in each step and in each worker, whenever that one has
+traced its graph, or taken a step again. TensorFlow keeps what it knows of a key for
+good: with a new one for each operation, as its own strategy has them, 0.8 KiB a time
+(measured).
 """
 
 from __future__ import annotations

@@ -16,17 +16,14 @@ from oomrun.core import plan as plans
 
 __all__ = [
     "ADDRESS",
-    "ADDRESS",
     "CHANNEL_FD",
     "DUMP_SIGNAL",
     "EXIT_LOST",
     "LAUNCH_FILE",
     "MEETING",
-    "MEETING",
     "RANK",
     "REMEMBERED",
     "RUN_TOKEN",
-    "SIZE",
     "SIZE",
     "STOP",
     "Launch",
@@ -52,7 +49,7 @@ EXIT_LOST = 71
 RANK = "OOMRUN_RANK"
 #: Environment variable: how many workers the attempt has, where it has a meeting.
 SIZE = "OOMRUN_SIZE"
-#: Environment variable: ``address:port`` of the server where the attempt's workers meet.
+#: Environment variable: ``address:port`` of the server that the workers meet at.
 MEETING = "OOMRUN_MEETING"
 #: Environment variable: the address by which the other workers reach this one's host.
 ADDRESS = "OOMRUN_ADDRESS"

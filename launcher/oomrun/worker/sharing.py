@@ -107,9 +107,8 @@ class Sharing:
             logs, wishes = self.function.run_share(
                 data, part.start, part.share, size, wish
             )
-        except tf.errors.ResourceExhaustedError:
-            raise
         except Exception as error:
+            # Also where memory ran out: another worker's error may be handed on to us.
             if self._group.lost(error):
                 print(f"oomrun: another worker has gone: {error}", flush=True)
                 session.leave_for_restart(EXIT_LOST)
