@@ -62,7 +62,10 @@ class Collectives:
             self._order = tf.Variable(0.0, trainable=False, name="oomrun_order")
 
     def sums(self, tensors: Sequence[Any], name: str) -> list[Any]:
-        """Each tensor added up over all workers; also inside a graph."""
+        """Each tensor added up over all workers; also inside a graph.
+
+        Their static shapes have to be the same in all workers, as variables' are.
+        """
         return self._in_packs(tensors, name, self._sum)
 
     def joined(self, tensor: Any, name: str) -> Any:
