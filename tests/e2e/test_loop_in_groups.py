@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jobs
 import pytest
+import wide_model
 
 from oomrun.core import events as ev
 
@@ -102,6 +103,52 @@ def test_three_workers_in_passes(tmp_path: Path, plain: Path, strategy: str) -> 
     run = jobs.make(tmp_path, SCRIPT, more + "batch: {micro: 20}\n")
     assert run.run() == 0, run.everything()
     trained_as_one(run, plain, 3)
+
+
+# In the second epoch a neighbour of worker 1 takes all but 12 MiB of its memory.
+LARGE = (
+    wide_model.START
+    + """\
+import oomrun
+def loss(batch):
+    x, y = batch
+    return tf.square(model(x, training=True) - y)
+optimizer = keras.optimizers.Adam(0.0001)
+data = tf.data.Dataset.from_tensor_slices((x, y)).batch(96)
+rank = os.environ.get("OOMRUN_RANK", "0")
+loop = oomrun.Loop(loss, optimizer, state=[model])
+for epoch in loop.epochs(2):
+    if epoch == 1 and rank == "1":
+        taken = fill(18 * 2**20)
+    for batch in loop.batches(data):
+        loop.step(batch)
+np.savez(f"weights-{rank}.npz", *model.get_weights())
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", EACH)
+def test_the_one_that_runs_out_of_memory_makes_smaller_passes(
+    tmp_path: Path, strategy: str
+) -> None:
+    more = f"strategy: {strategy}\ndevices: {{cpu: 2, memory: [600MiB, 30MiB]}}\n"
+    run = jobs.make(tmp_path, LARGE, more)
+    assert run.run() == 0, run.everything()
+    ooms = {(o.rank, o.device, o.recovery) for o in run.events(ev.OomOccurred)}
+    assert ooms == {(1, "cpu:1", "in_process")}
+    assert len(run.events(ev.AttemptStarted)) == 1
+    passes: dict[str, list[tuple[int, int]]] = {"cpu:0": [], "cpu:1": []}
+    for planned in run.events(ev.SharePlanned):
+        passes[planned.device].append((planned.share, planned.micro_batch_size))
+    ((first, _),) = passes["cpu:0"]
+    (second, at_first), *_, (after, at_last) = passes["cpu:1"]
+    assert first + second == 96
+    assert after == second
+    assert at_last <= at_first // 2
+    (plain := tmp_path / "plain").mkdir()
+    jobs.python(tmp_path / "train.py", cwd=plain)
+    trained_as_one(run, plain / "weights-0.npz", 2)
 
 
 COUNTS = SCRIPT.replace("def loss(", "count = tf.Variable(0.0)\ndef loss(").replace(
