@@ -12,6 +12,7 @@ has to let commands in.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import select
@@ -20,14 +21,16 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import oomrun
 from oomrun.connection import Connection
 from oomrun.core import topology
-from oomrun.core.errors import LaunchError
+from oomrun.core.errors import LaunchError, PlatformError
 from oomrun.core.topology import Inventory
 from oomrun.core.units import format_duration
+from oomrun.handshake import Newcomer
 from oomrun.processes import Ended
 from oomrun.ranks import Place
 from oomrun.stops import Stops
@@ -209,12 +212,15 @@ class Gang:
     waits for the next one.
     """
 
-    def __init__(self, meeting: Meeting, job_text: bytes, stops: Stops) -> None:
+    def __init__(
+        self, meeting: Meeting, job_text: bytes, stops: Stops, key_file: Path
+    ) -> None:
         self._meeting = meeting
+        self._key_file = key_file
         self._digest = digest(job_text)
         self._stops = stops
         self._members: dict[int, _Member] = {}
-        self._new: dict[Connection, float] = {}
+        self._new: list[Newcomer] = []
         try:
             self._listener = socket.create_server(("", meeting.port), backlog=256)
         except OSError as error:
@@ -302,16 +308,21 @@ class Gang:
     def dismiss(self, exit_code: int) -> None:
         """Sends all members home, to end with this exit code."""
         self._accept()
-        for connection in self._new:
-            connection.send({"do": "leave", "exit_code": exit_code})
+        for newcomer in self._new:
+            # What it says first is on its way.
+            select.select([newcomer.connection.socket], [], [], _FIRST_WORD_S / 10)
+            with contextlib.suppress(PlatformError):
+                newcomer.hear()
+            if newcomer.asked:
+                newcomer.connection.send({"do": "leave", "exit_code": exit_code})
         self._say_all("leave", exit_code=exit_code)
 
     def close(self) -> None:
         """Closes all connections; members that were not sent home come again."""
         for member in self._members.values():
             member.connection.close()
-        for connection in self._new:
-            connection.close()
+        for newcomer in self._new:
+            newcomer.connection.close()
         self._listener.close()
 
     def _say_all(self, what: str, **more: Any) -> None:
@@ -331,22 +342,23 @@ class Gang:
     def _wait(self, seconds: float) -> None:
         """For news of a host, a new one, or a request to stop."""
         known = [member.connection.socket for member in self._members.values()]
-        new = [connection.socket for connection in self._new]
+        new = [newcomer.connection.socket for newcomer in self._new]
         if self._new:
             seconds = min(seconds, _FIRST_WORD_S)
         waited: list[Any] = [self._listener, self._stops, *known, *new]
         select.select(waited, [], [], seconds)
         self._accept()
         now = time.monotonic()
-        for connection, came_at in list(self._new.items()):
-            for message in connection.read()[:1]:
-                del self._new[connection]
-                self._greet(connection, message)
-                break
+        still: list[Newcomer] = []
+        for newcomer in self._new:
+            newcomer.hear()
+            if newcomer.proved:
+                self._let_in(newcomer.connection, newcomer.number)
+            elif newcomer.connection.open and now <= newcomer.came_at + _FIRST_WORD_S:
+                still.append(newcomer)
             else:
-                if not connection.open or now > came_at + _FIRST_WORD_S:
-                    del self._new[connection]
-                    connection.close()
+                newcomer.connection.close()
+        self._new = still
 
     def _accept(self) -> None:
         self._listener.setblocking(False)
@@ -355,20 +367,13 @@ class Gang:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            self._new[Connection(sock)] = time.monotonic()
+            self._new.append(
+                Newcomer(
+                    Connection(sock), self._digest, self._meeting.size, self._key_file
+                )
+            )
 
-    def _greet(self, connection: Connection, hello: Any) -> None:
-        told = hello if isinstance(hello, dict) else {}
-        number = told.get("member")
-        if not isinstance(number, int) or not 0 < number < self._meeting.size:
-            connection.close()
-            return
-        if told.get("digest") != self._digest:
-            why = "it has another job file, or another version of oomrun"
-            connection.send({"do": "refuse", "why": why})
-            connection.close()
-            _log.warning("member %d is sent away: %s", number, why)
-            return
+    def _let_in(self, connection: Connection, number: int) -> None:
         before = self._members.pop(number, None)
         if before is not None:  # its end has not reached us yet
             before.lose()

@@ -19,13 +19,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from oomrun import devices, journal
+from oomrun import devices, handshake, host, journal
 from oomrun.connection import Connection
 from oomrun.core import launch as launches
 from oomrun.core import topology
 from oomrun.core.errors import LaunchError, OomrunError
 from oomrun.core.state import replay
-from oomrun.devices import host
 from oomrun.gang import Meeting, digest
 from oomrun.launching import Job, start_told
 from oomrun.processes import Ended, Worker, sweep
@@ -48,15 +47,26 @@ def serve(job: Job, meeting: Meeting, *, stops: Stops) -> int:
     Raises:
         LaunchError: the supervisor cannot be found, or does not want us.
     """
+    strangers = 0
     while not stops.requested:
         connection = _find(job, meeting, stops)
         if connection is None:
             return 0 if not stops.requested else stops.exit_code
-        with contextlib.closing(_Served(job, connection, stops)) as served:
+        with contextlib.closing(_Served(job, meeting, connection, stops)) as served:
             code = served.run()
         if code is not None:
             return code
-        _log.warning("the supervisor of the run is gone; waiting for the next one")
+        if served.known:
+            strangers = 0
+            _log.warning("the supervisor of the run is gone; waiting for the next one")
+        elif (strangers := strangers + 1) * _AGAIN_S > meeting.patience_s:
+            raise LaunchError(
+                "who answers there is not the supervisor of this run, or sees another "
+                f"run directory than {job.run_dir.path} on this host",
+                where=f"{meeting.host}:{meeting.port}",
+            )
+        else:
+            stops.sleep(_AGAIN_S)
     return stops.exit_code
 
 
@@ -71,10 +81,7 @@ def _find(job: Job, meeting: Meeting, stops: Stops) -> Connection | None:
         except OSError as error:
             why = (error.strerror or str(error)).lower()
         else:
-            connection = Connection(sock)
-            said = {"member": meeting.member, "digest": digest(job.job_text)}
-            if connection.send(said):
-                return connection
+            return Connection(sock)
         now = time.monotonic()
         if now >= look_at:
             # Whoever comes after the end finds nobody any more.
@@ -93,8 +100,14 @@ def _find(job: Job, meeting: Meeting, stops: Stops) -> Connection | None:
 class _Served:
     """One connection to a supervisor, and the workers that it has here."""
 
-    def __init__(self, job: Job, connection: Connection, stops: Stops) -> None:
+    def __init__(
+        self, job: Job, meeting: Meeting, connection: Connection, stops: Stops
+    ) -> None:
+        #: It has proved that it has this run.
+        self.known = False
         self._job = job
+        self._member = meeting.member
+        self._nonce = handshake.nonce()
         self._connection = connection
         self._stops = stops
         self._workers: dict[int, Worker] = {}
@@ -105,6 +118,8 @@ class _Served:
 
     def run(self) -> int | None:
         """Serves; the exit code that we were sent home with, None: it is gone."""
+        said = {"member": self._member, "digest": digest(self._job.job_text)}
+        self._connection.send({**said, "nonce": self._nonce})
         while self._connection.open and self._code is None:
             self._wait()
             if self._stops.requested and not self._told_stop:
@@ -150,8 +165,13 @@ class _Served:
                 self._connection.send({"rank": rank, "ended": _json(ended)})
 
     def _do(self, message: Mapping[str, Any]) -> None:
+        if not self.known and message["do"] not in ("prove", "refuse"):
+            self._connection.close()
+            return
         worker = self._workers.get(message.get("rank", -1))
         match message["do"]:
+            case "prove":
+                self._prove(message)
             case "look":
                 job = self._job
                 found = devices.discover({**job.environment, **dict(job.spec.env)})
@@ -169,6 +189,24 @@ class _Served:
                 self._code = message["exit_code"]
             case "refuse":
                 raise LaunchError(f"the supervisor refuses us: {message['why']}")
+
+    def _prove(self, message: Mapping[str, Any]) -> None:
+        """Where the other side has the run's key, says that we have it as well."""
+        try:
+            key = handshake.key(self._job.run_dir.key)
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            where = str(self._job.run_dir.key)
+            raise LaunchError(f"cannot be read: {why}", where=where) from None
+        said = (digest(self._job.job_text), self._member, self._nonce, message["nonce"])
+        if key is not None:
+            wanted = handshake.proof(key, handshake.SUPERVISOR, *said)
+            self.known = handshake.is_proof(message.get("proof"), wanted)
+        if key is None or not self.known:
+            self._connection.close()
+            return
+        proof = handshake.proof(key, handshake.MEMBER, *said)
+        self._connection.send({"proof": proof})
 
     def _start(self, message: Mapping[str, Any]) -> None:
         rank = message["rank"]

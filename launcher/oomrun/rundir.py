@@ -62,6 +62,11 @@ class RunDir:
         return self.path / "lock"
 
     @property
+    def key(self) -> Path:
+        """By which the hosts of the run know each other; for its owner alone."""
+        return self.path / "key"
+
+    @property
     def host_memory(self) -> Path:
         """How full the host's memory is; gone where its supervisor ended by itself."""
         return self.path / "host-memory.json"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import oomrun
-from oomrun import devices, host_memory, known_runs, takeover
+from oomrun import devices, host, host_memory, known_runs, takeover
 from oomrun.attempts import watch
 from oomrun.core import diagnosis, group_planning, policy
 from oomrun.core import events as ev
@@ -31,7 +31,6 @@ from oomrun.core.policy import Decision, Fail, Finish, Restart, Stop
 from oomrun.core.spec import IN_WORKERS, Command, mathematics
 from oomrun.core.state import JobState
 from oomrun.core.topology import Inventory, Unreadable
-from oomrun.devices import host
 from oomrun.environment import check_backend, horovod_installed
 from oomrun.gang import Gang
 from oomrun.journal import Journal

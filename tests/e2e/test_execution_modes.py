@@ -47,14 +47,15 @@ def test_weights_are_right_after_running_out(
     assert jobs.distance(found, wanted) <= 1e-10
 
 
-def test_what_xla_compiles_is_planned_though_it_cannot_be_tried(tmp_path: Path) -> None:
+def test_what_xla_compiles_is_tried_in_parts(tmp_path: Path) -> None:
     device = "devices: {cpu: 1, memory: [60MiB]}\n"
     job = jobs.make(tmp_path, SCRIPT.replace("{MODE}", "jit_compile"), device)
     assert job.run() == 0, job.everything()
     assert not job.events(ev.OomOccurred), job.said()
-    assert not job.events(ev.Probed)
+    tried = [event.micro_batch_size for event in job.events(ev.Probed)]
+    assert 1 <= len(tried) <= 2
+    # Where a whole batch by XLA ran out of memory, nothing could be put back.
+    assert all(size < 4096 for size in tried)
     (planned,) = job.events(ev.MicroBatchPlanned)
     assert planned.predicted_peak_bytes is not None
-    assert 1 < planned.micro_batch_size < 4096
-    # Passes of one size, since XLA compiles for each.
-    assert 4096 % planned.micro_batch_size == 0
+    assert planned.micro_batch_size in tried

@@ -7,6 +7,8 @@ killed, asked to go, missing or not the same. Does not cover: TensorFlow
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import socket
@@ -14,6 +16,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -193,3 +196,51 @@ def test_another_job_file(hosts: Hosts, folder: Path) -> None:
 def test_options_that_cannot_be(folder: Path, options: list[str], said: str) -> None:
     assert drive(folder, "finishes", *options).wait(240) == 2
     assert said in (folder / "said").read_text()
+
+
+def test_who_has_taken_the_supervisors_place_is_not_obeyed(
+    hosts: Hosts, folder: Path
+) -> None:
+    """It would have its programs started; nobody else has the run's key."""
+    hosts.both("stops-well")
+    wait_for(folder, ev.WorkerReady, 2)
+    hosts.processes[0].send_signal(signal.SIGTERM)
+    assert hosts.codes() == [75, 75], hosts.said()
+    guess = {"do": "prove", "nonce": "n", "proof": "0" * 64}
+    start = {"do": "start", "rank": 1, "launch": {}, "told": {}}
+    leave = {"do": "leave", "exit_code": 0}
+    for told in ([], [start, leave], [guess, start, leave]):
+        assert answered(hosts, told) == 4, hosts.said()
+    assert hosts.said().count("is not the supervisor of this run") == 3
+    assert len([e for e in events(folder) if isinstance(e, ev.WorkerReady)]) == 2
+
+
+def answered(hosts: Hosts, told: list[dict[str, Any]]) -> int:
+    """How a member ends that gets this from whoever listens for it."""
+    host, _, port = hosts.meet.rpartition(":")
+    with socket.create_server((host, int(port))) as server:
+        server.settimeout(0.2)
+        process = hosts.start(1, "finishes", "--meet-within", "1s")
+        while process.poll() is None:
+            with contextlib.suppress(TimeoutError):
+                connection, _ = server.accept()
+                with connection, contextlib.suppress(OSError):
+                    connection.settimeout(60)
+                    lines = connection.makefile()
+                    assert "proof" not in json.loads(lines.readline())
+                    for message in told:
+                        connection.sendall(json.dumps(message).encode() + b"\n")
+                    connection.shutdown(socket.SHUT_WR)
+                    # Nothing more is said to a stranger: no proof, no inventory.
+                    assert lines.read() == ""
+    return process.wait(60)
+
+
+def test_the_key_is_told_nowhere(hosts: Hosts, folder: Path) -> None:
+    hosts.both("finishes")
+    assert hosts.codes() == [0, 0], hosts.said()
+    run_dir = RunDir(folder / "runs" / "killable")
+    key = run_dir.key.read_bytes()
+    written = [p for p in folder.rglob("*") if p.is_file() and p != run_dir.key]
+    assert len(key) == 64
+    assert not [path for path in written if key in path.read_bytes()]

@@ -36,6 +36,24 @@ model.compile(keras.optimizers.Adam(), "mse")
 model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[Keeping()])
 np.savez("weights.npz", *model.get_weights(), *model.optimizer.variables)
 """
+# The same of the host. Its limit is a rlimit, and set once TensorFlow has its threads.
+ON_HOST = """
+import resource
+import time
+
+
+class Keeping(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if not kept:
+            pages = int(open("/proc/self/statm").read().split()[0])
+            limit = pages * resource.getpagesize() + 900 * 2**20
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        kept.append(np.ones(4 * 2**17))
+        time.sleep(0.01)
+
+
+model =
+"""
 LIMIT = "devices: {cpu: 1, memory: [256MiB]}\n"
 
 
@@ -78,3 +96,22 @@ def test_a_leak_that_fills_memory_in_eight_steps_is_seen_too(tmp_path: Path) -> 
     assert status["restarts"]["leak"] >= 1
     assert status["devices"][0]["micro_batch_size"] == 16
     assert not any(event.lost_steps for event in job.events(ev.Restored))
+
+
+def test_a_leak_of_the_host_is_seen_too(tmp_path: Path) -> None:
+    text = script(steps=200, mib=1)
+    begin, end = text.index("class Keeping"), text.index("model =") + len("model =")
+    text = text[:begin] + ON_HOST.strip() + text[end:]
+    job = jobs.make(tmp_path, text, LIMIT)
+    assert job.run() == 0, job.everything()
+    assert not job.events(ev.OomOccurred), job.said()
+    found = job.events(ev.LeakFound)
+    assert found, job.said()
+    for leak in found:
+        assert leak.device == "host"
+        assert 3 <= leak.bytes_per_step / 2**20 <= 5
+    assert job.status()["step"] == 400
+    assert job.events(ev.Restored)[-1].lost_steps == 0
+    assert "more are in use of the host" in job.said()
+    # A smaller micro-batch would not help.
+    assert job.status()["devices"][0]["micro_batch_size"] == 16

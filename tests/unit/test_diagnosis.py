@@ -136,6 +136,8 @@ def test_a_crash_is_told_by_its_place_and_first_line() -> None:
 def test_a_leak_is_told_with_what_it_took_and_when_it_would_have_ended() -> None:
     assert "grew by 80MiB" in diagnose(Evidence(leak=LEAK)).summary
     assert "in about 9 steps" in diagnose(Evidence(leak=LEAK)).summary
+    of_host = replace(LEAK, device="host")
+    assert "memory of the host in use" in diagnose(Evidence(leak=of_host)).summary
     out = diagnose(Evidence(leak=replace(LEAK, steps_left=0)))
     assert out.summary.endswith("it ran out")
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from oomrun import host
 from oomrun.core.topology import Host
-from oomrun.devices import host, memory_of
+from oomrun.devices import memory_of
 
 GIB = 1 << 30
 MEMINFO = "MemTotal: 33554432 kB\nMemFree: 1048576 kB\nMemAvailable: 16777216 kB\n"
@@ -246,3 +252,43 @@ def test_memory_is_read_again_just_before_a_start__pitfall_22(tmp_path: Path) ->
     (root / "sys/fs/cgroup/a/memory.current").write_text(f"{2 * GIB}\n")
     after = memory_of("cpu:0", root=root)
     assert (before.free_bytes, after.free_bytes) == (3 * GIB, 2 * GIB)  # type: ignore[union-attr]
+
+
+def test_what_this_process_holds() -> None:
+    before = host.own_bytes()
+    assert before is not None
+    with mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE) as held:
+        for page in range(0, 64 << 20, mmap.PAGESIZE):
+            held[page] = 1
+        after = host.own_bytes()
+    assert after is not None
+    assert after - before > 60 << 20
+
+
+def test_files_that_are_read_are_not_held(tmp_path: Path) -> None:
+    root = tree(tmp_path, {"proc/self/statm": "5000 900 300 10 0 700 0\n"})
+    assert host.own_bytes(root) == 600 * os.sysconf("SC_PAGE_SIZE")
+    assert host.own_bytes(tmp_path / "nothing") is None
+
+
+def test_what_may_still_be_taken(tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": "0::/a\n", **v2("/a", max=4 * GIB, current=GIB)}
+    assert host.room_bytes(tree(tmp_path, files)) <= 3 * GIB
+    assert host.room_bytes(tree(tmp_path, v2("/a", max=4 * GIB, current=5 * GIB))) >= 0
+
+
+@pytest.mark.parametrize("which", [resource.RLIMIT_AS, resource.RLIMIT_DATA])
+def test_a_limit_of_the_process_s_own_counts(which: int) -> None:
+    """In a process that may die of it."""
+    code = f"""
+import resource
+from oomrun import host
+pages = [int(n) for n in open("/proc/self/statm").read().split()]
+used = pages[5 if {which} == resource.RLIMIT_DATA else 0] * resource.getpagesize()
+resource.setrlimit({which}, (used + 64 * 2**20, used + 64 * 2**20))
+print(host.room_bytes())
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert 48 << 20 < int(said) <= 64 << 20

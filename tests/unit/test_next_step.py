@@ -14,7 +14,7 @@ def step(known: MemoryModel, trials_left: int = 0, **asked: int) -> Step:
     return next_step(
         known,
         Asked(
-            samples=8192,
+            samples=asked.pop("samples", 8192),
             at_most=8192,
             budget_bytes=asked.pop("budget_bytes", 152),
             trials_left=trials_left,
@@ -93,7 +93,18 @@ def test_where_the_pool_was_full_it_goes_no_further_and_keeps_a_margin() -> None
         state_bytes=24, measured={90: 80, 180: 124}, static={8192: 2048}, in_order=True
     )
     found = step(known, trials_left=1, budget_bytes=115)
-    assert found == Settled(size=171, reason=found.reason)
+    reason = "micro-batch 171 x 48 (global 8192) leaves some room: 180 ran with 124B"
+    assert found == Settled(size=171, reason=f"{reason} handed out")
     roomy = step(known, trials_left=1, budget_bytes=130)
     assert isinstance(roomy, Try)
     assert roomy.size > 180
+
+
+def test_where_each_size_is_compiled_only_much_more_is_tried_again() -> None:
+    known = MemoryModel(state_bytes=10, measured={32: 60}, static={256: 400})
+    assert step(known, samples=256, trials_left=1, budget_bytes=75, even=True) == step(
+        known, samples=256, trials_left=0, budget_bytes=75, even=True
+    )
+    much = step(known, samples=256, trials_left=1, budget_bytes=160, even=True)
+    assert isinstance(much, Try)
+    assert 256 % much.size == 0

@@ -209,9 +209,9 @@ def test_a_worker_that_cannot_start_is_our_side() -> None:
 # -- leaks -----------------------------------------------------------------------------
 
 
-def leaking(grown: int, **fields: Any) -> JobState:
+def leaking(grown: int, device: str = "cpu:0", **fields: Any) -> JobState:
     leak = ev.LeakFound(
-        at=1.0, attempt=1, device="cpu:0", step=80, bytes_per_step=1.0,
+        at=1.0, attempt=1, device=device, step=80, bytes_per_step=1.0,
         grown_bytes=grown, budget_bytes=1000, steps_left=9,
     )  # fmt: skip
     known = {"micro_batch_size": 64, "global_batch_size": 128, **fields}
@@ -227,6 +227,7 @@ def leaking(grown: int, **fields: Any) -> JobState:
         (10, {"micro_batch_size": None}, LIMITS, None),
         (10, {}, replace(LIMITS, micro_batch_fixed=True), None),
         (10, {}, replace(LIMITS, levers=()), None),
+        (10, {"device": "host"}, LIMITS, None),  # which a micro-batch leaves as it is
     ],
 )
 def test_a_leak_is_given_room(

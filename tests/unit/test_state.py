@@ -171,6 +171,12 @@ def test_what_a_leak_took_is_no_step_s_need() -> None:
     assert replay([*ran_out, attempt(2)]).last_leak is None
 
 
+def test_what_the_host_lost_was_no_device_s() -> None:
+    on_host = replace(leak(grown=60), device="host")
+    state = replay([started(), attempt(), progress(micro=64, peak=90), on_host])
+    assert (state.measured, state.last_leak) == ({64: 90}, on_host)
+
+
 def test_growing_back_forgets_what_failed() -> None:
     change = ev.MicroBatchChanged(
         at=5.0, attempt=1, old=64, new=32, phase="gradients", reason="less"

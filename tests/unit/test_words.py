@@ -101,6 +101,15 @@ def test_a_decision_is_told_once() -> None:
             "memory leak: 80MiB more are in use on cpu:0 between steps than when the "
             "fit began; the worker saves and is started again",
         ),
+        (
+            ev.LeakFound(
+                at=0, attempt=1, device="host", step=80, bytes_per_step=2.0**20,
+                grown_bytes=80 * 2**20, budget_bytes=2**27, steps_left=9,
+            ),
+            "memory leak: 80MiB more are in use of the host between steps than when "
+            "the fit began, 1MiB a step; it would run out in about 9 steps, so the "
+            "worker saves and is started again",
+        ),
         (ev.PhaseChanged(at=0, attempt=1, phase="evaluating"), None),
         (ev.Unknown(at=0, original={"type": "from_the_future"}), None),
     ],

@@ -136,7 +136,7 @@ def supervised(
     with contextlib.ExitStack() as stack:
         gang = None
         if meeting is not None:
-            gang = Gang(meeting, job.job_text, stops)
+            gang = Gang(meeting, job.job_text, stops, job.run_dir.key)
             if called:
                 calls = _call(called, job, meeting, gang.port, args)
                 stack.callback(calls.close)

@@ -15,6 +15,7 @@ from oomrun.core.causes import Cause
 from oomrun.core.events import LeakFound, OomOccurred, ScriptEnded
 from oomrun.core.judging_text import from_text
 from oomrun.core.oom_text import find_exhaustion, looks_like_device_oom
+from oomrun.core.topology import HOST_ID
 
 __all__ = ["Cause", "Diagnosis", "Evidence", "diagnose"]
 
@@ -183,11 +184,12 @@ def _oom_reported(oom: OomOccurred) -> Diagnosis:
 
 def _leak_reported(leak: LeakFound) -> Diagnosis:
     grown = units.format_bytes(leak.grown_bytes)
+    where = "the host" if leak.device == HOST_ID else leak.device
     many = "step" if leak.steps_left == 1 else "steps"
     end = f"it would have run out in about {leak.steps_left} {many}"
     return Diagnosis(
         cause=Cause.LEAK,
-        summary=f"memory of {leak.device} in use between steps grew by {grown} in this "
+        summary=f"memory of {where} in use between steps grew by {grown} in this "
         f"attempt: {end if leak.steps_left else 'it ran out'}",
     )
 

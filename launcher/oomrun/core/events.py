@@ -171,6 +171,7 @@ class LeakFound(Event):
 
     ``grown_bytes`` is how much more is in use than when the fit began, of the
     ``budget_bytes`` that may be. ``steps_left`` is the forecast; 0: it has run out.
+    Where ``device`` is "host", what this process holds of the host's memory is meant.
     """
 
     type: ClassVar[str] = "leak_found"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from oomrun.core import batch, command, levers
 from oomrun.core.diagnosis import Cause, Diagnosis
 from oomrun.core.state import JobState
+from oomrun.core.topology import HOST_ID
 
 __all__ = ["Decision", "Fail", "Finish", "Limits", "Restart", "Stop", "decide"]
 
@@ -244,7 +245,7 @@ _ROOM = 0.25
 def _after_leak(diagnosis: Diagnosis, state: JobState, limits: Limits) -> Decision:
     leak, size = state.last_leak, state.micro_batch_size
     may = "micro_batch" in limits.levers and not limits.micro_batch_fixed
-    if leak is None or not size or size < 2 or not may:
+    if leak is None or leak.device == HOST_ID or not size or size < 2 or not may:
         return Restart(reason=diagnosis.summary)
     if leak.grown_bytes >= _ROOM * leak.budget_bytes:
         return Restart(reason=diagnosis.summary)

@@ -17,7 +17,8 @@ from oomrun.core.units import format_bytes
 __all__ = ["Asked", "NothingFits", "Settled", "Step", "Try", "next_step"]
 
 #: A size this much below the one that could be tried next is good enough; one that an
-#: earlier run has come to, where only clearly more could be had.
+#: earlier run has come to, or that cost a compilation, where only clearly more could be
+#: had.
 _NEAR, _NEAR_REMEMBERED = 0.04, 0.25
 #: The first size where nothing at all is known, not even from the graph.
 _FIRST = 2
@@ -122,8 +123,14 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
     if ran and known.measured[ran] > asked.budget_bytes:
         # As far as it goes: what it needs is less, but what more would need is not
         # known where all that is left over has been handed out.
-        return _settled(known, max(1, int(ran * _FULL)), asked)
-    near = _NEAR_REMEMBERED if asked.remembered else _NEAR
+        size = max(1, int(ran * _FULL))
+        full = format_bytes(known.measured[ran])
+        return _settled(
+            known, size, asked, f"leaves some room: {ran} ran with {full} handed out"
+        )
+    if asked.even:
+        wanted = even_micro_batch(asked.samples, wanted)
+    near = _NEAR_REMEMBERED if asked.remembered or asked.even else _NEAR
     if wanted <= ran * (1 + near):
         return _settled(known, ran or 1, asked)
     if asked.trials_left <= 0 and not ran and (best := _least(known, most)):
@@ -175,14 +182,22 @@ def _far_below(known: MemoryModel, size: int, budget: int) -> bool:
     return peak is not None and peak.high_bytes * _SURELY <= budget
 
 
-def _settled(known: MemoryModel, size: int, asked: Asked) -> Settled:
+def _settled(known: MemoryModel, size: int, asked: Asked, why: str = "") -> Settled:
     if asked.even:
         size = even_micro_batch(asked.samples, size)
     passes = accumulation_steps(asked.samples, size)
-    peak = known.predict(size)
-    needs = "" if peak is None else f"needs up to {format_bytes(peak.high_bytes)}"
+    why = why or _needs(known, size, asked.budget_bytes)
     return Settled(
         size=size,
-        reason=f"micro-batch {size} x {passes} (global {asked.samples}) {needs} of "
-        f"{format_bytes(asked.budget_bytes)} that may be used",
+        reason=f"micro-batch {size} x {passes} (global {asked.samples}) {why}",
     )
+
+
+def _needs(known: MemoryModel, size: int, budget_bytes: int) -> str:
+    budget = f"{format_bytes(budget_bytes)} that may be used"
+    if size in known.measured:
+        return f"took {format_bytes(known.measured[size])} of {budget}"
+    peak = known.predict(size)
+    if peak is None:
+        return f"of {budget}; what it needs is not known"
+    return f"needs up to {format_bytes(peak.high_bytes)} of {budget}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from oomrun.core import events as ev
 from oomrun.core import memory
 from oomrun.core.tally import Traced
+from oomrun.core.topology import HOST_ID
 
 if TYPE_CHECKING:
     from oomrun.core.state import JobState
@@ -123,6 +124,8 @@ def out_of_memory(state: JobState, event: ev.OomOccurred) -> JobState:
 
 def leak_found(state: JobState, event: ev.LeakFound) -> JobState:
     """What was in use between steps is not what a step needs."""
+    if event.device == HOST_ID:
+        return replace(state, last_leak=event)
     size, measured = state.micro_batch_size, dict(state.measured)
     if size in measured:
         measured[size] = max(1, measured[size] - event.grown_bytes)
@@ -170,7 +173,7 @@ def unreported_oom(state: JobState, event: ev.AttemptEnded) -> JobState:
         at=event.at,
         attempt=event.attempt,
         rank=0,
-        device="host" if host else str(devices[0].get("id", "")),
+        device=HOST_ID if host else str(devices[0].get("id", "")),
         kind="host" if host else "device",
         phase="unknown",
         recovery="restart",

@@ -18,6 +18,8 @@ DeviceKind = Literal["cpu", "gpu", "mig"]
 Wanted = str | Sequence[int | str]
 
 CPU_ID = "cpu:0"
+#: Not a device: where memory is told of by device, the host's own.
+HOST_ID = "host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from oomrun.core import batch, units
 from oomrun.core import events as ev
 from oomrun.core.state import JobState
 from oomrun.core.status import oom_number, oom_report_path, planned_devices
+from oomrun.core.topology import HOST_ID
 
 __all__ = ["cut", "describe", "epoch_ended", "level", "one_line", "progress"]
 
@@ -132,9 +133,11 @@ def level(event: ev.Event) -> str:
 
 
 def _leak(event: ev.LeakFound) -> str:
+    host = event.device == HOST_ID
+    where = "of the host" if host else f"on {event.device}"
     text = (
-        f"memory leak: {units.format_bytes(event.grown_bytes)} more are in use on "
-        f"{event.device} between steps than when the fit began"
+        f"memory leak: {units.format_bytes(event.grown_bytes)} more are in use {where} "
+        "between steps than when the fit began"
     )
     if event.bytes_per_step:  # else memory ran out before the rate was known
         text += f", {units.format_bytes(int(event.bytes_per_step))} a step"

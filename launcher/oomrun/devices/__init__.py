@@ -16,9 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from oomrun import host
 from oomrun.core.topology import CPU_ID, Inventory, Memory, Unreadable
 from oomrun.core.visibility import visible
-from oomrun.devices import gpu, host, nvml
+from oomrun.devices import gpu, nvml
 from oomrun.devices.nvml import held_open
 
 __all__ = [

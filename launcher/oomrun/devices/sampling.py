@@ -19,9 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from oomrun import host
 from oomrun.core.machine import Collection, GpuReading, HostReading, MachineReading
 from oomrun.core.topology import Memory
-from oomrun.devices import gpu, host, nvml
+from oomrun.devices import gpu, nvml
 from oomrun.devices.nvml import ask
 
 __all__ = ["Sampling", "read_host"]

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from oomrun.core.state import JobState
 from oomrun.core.status import DeviceStatus, devices
+from oomrun.core.topology import HOST_ID
 from oomrun.metrics.family import Counted, Family, Sample
 
 __all__ = ["DEVICE_FAMILIES", "HOST", "OOM_PHASES", "devices_of"]
@@ -19,7 +20,7 @@ OOM_PHASES = (
     "build", "gradients", "apply", "evaluate", "predict", "checkpoint", "unknown",
 )  # fmt: skip
 #: The ``device`` of an OOM that was the host's.
-HOST = "host"
+HOST = HOST_ID
 _DEVICE_LABELS = ("rank", "device", "device_kind")
 
 

@@ -49,16 +49,6 @@ def state_bytes(model: Any) -> int:
     return keeping.bytes_of([*training_variables(model), *model.trainable_variables])
 
 
-def _copy(variable: Any, into: Any) -> np.ndarray[Any, Any]:
-    # A copy: the tensor shares the variable's buffer, and the next step writes there.
-    # (``numpy()`` would make one of its own.)
-    value = np.asarray(tf.convert_to_tensor(variable.value))
-    if into is None or (into.shape, into.dtype) != (value.shape, value.dtype):
-        return np.array(value, copy=True)
-    np.copyto(into, value)
-    return into  # type: ignore[no-any-return]
-
-
 def saved_variables(arrays: Arrays) -> int:
     """How many variables a checkpoint holds."""
     return sum(1 for name in arrays if name.startswith("variable/"))
@@ -158,7 +148,7 @@ class Writer:
         self._timeout_s = timeout_s
         self._thread: threading.Thread | None = None
         # The last one's copies, to copy into again: new memory takes most of the time.
-        self._spare: Arrays = {}
+        self._spare: list[np.ndarray[Any, Any]] = []
 
     def save(
         self, name: str, model: Any, state: Mapping[str, Any], context: Any
@@ -175,13 +165,12 @@ class Writer:
             long = units.format_duration(self._timeout_s)
             self._failed(f"the one before is still being written after {long}", context)
             return _nothing
-        spare, self._spare = self._spare, {}
+        spare, self._spare = self._spare, []
         try:
-            variables = {
-                (key := f"variable/{index}"): _copy(variable, spare.get(key))
-                for index, variable in enumerate(training_variables(model))
-            }
-            files = _pack(state, variables)
+            values = keeping.host_copies(training_variables(model), spare)
+            files = _pack(
+                state, {f"variable/{index}": v for index, v in enumerate(values)}
+            )
         except (MemoryError, tf.errors.ResourceExhaustedError):
             # Training itself has room: it goes on, with the last good one.
             self._failed("memory ran out while everything was copied", context)
@@ -193,7 +182,7 @@ class Writer:
             # Not a daemon: the interpreter waits for a checkpoint being written.
             self._thread = threading.Thread(
                 target=self._write,
-                args=(name, files, blocked_s, context, variables),
+                args=(name, files, blocked_s, context, values),
                 name="oomrun-checkpoint",
             )
             self._thread.start()
@@ -216,7 +205,7 @@ class Writer:
         files: dict[str, list[Any]],
         blocked_s: float,
         context: Any,
-        variables: Arrays,
+        values: list[np.ndarray[Any, Any]],
     ) -> None:
         began = time.monotonic()
         try:
@@ -227,7 +216,7 @@ class Writer:
             self._failed(f"{self._folder / name}: {error.strerror or error}", context)
             return
         finally:
-            self._spare = variables
+            self._spare = values
         self._saved(name, size, time.monotonic() - began, blocked_s, context)
         self._prune()
 

@@ -25,7 +25,7 @@ from oomrun.worker.session import Session
 
 __all__ = ["Found", "Prober", "TrialStep"]
 
-TRIALS = 3
+TRIALS, TRIALS_BY_XLA = 3, 2
 _STEPS = 3
 
 
@@ -129,8 +129,9 @@ class Prober:
             # the headroom is for seldom comes at the same time.
             headroom = max(0, limit_bytes - sizes.budget_bytes)
             batch_bytes = max(0, slicing.bytes_of(data) - headroom // 2)
-        # Where a step compiled by XLA runs out of memory nothing can be put back.
-        trials = 0 if self._function.by_xla else TRIALS
+        by_xla = self._function.by_xla
+        # XLA compiles each size, for as long as a minute.
+        trials = TRIALS_BY_XLA if by_xla else TRIALS
         if larger > 1:
             self._samples_grew(samples, larger, rest)
         else:
@@ -158,9 +159,13 @@ class Prober:
                 trials_left=trials,
                 failed=sizes.failed,
                 remembered=remembered,
-                even=self._function.by_xla,
+                even=by_xla,
             )
             step = probing.next_step(known, asked)
+            if by_xla and isinstance(step, probing.Try) and step.size == samples:
+                # Where a whole step by XLA runs out of memory nothing can be put back.
+                trials = 0
+                continue
             if (
                 at_least_one
                 and isinstance(step, probing.Settled)
@@ -184,7 +189,7 @@ class Prober:
             trials -= 1
             likely = known.predict(samples)
             perhaps = likely is not None and likely.bytes <= self._budget
-            if perhaps and size < samples and not sizes.measured:
+            if perhaps and size < samples and not sizes.measured and not by_xla:
                 # A small batch, taken whole, says what a part of that size will need,
                 # and whether there will have to be parts at all.
                 small = self._tried.for_spec(slicing.with_any_rows)

@@ -14,6 +14,7 @@ import time
 from oomrun.core import batch, growing, launch, log_facts
 from oomrun.core import events as ev
 from oomrun.core.growing import Lost
+from oomrun.core.topology import HOST_ID
 from oomrun.worker import devices
 from oomrun.worker.channel import Channel, OfOneDevice
 
@@ -241,7 +242,7 @@ class MicroBatches:
                 at=time.time(),
                 attempt=self._settings.attempt,
                 rank=self._settings.rank,
-                device="host" if host else self._settings.plan.devices[0].id,
+                device=HOST_ID if host else self._settings.plan.devices[0].id,
                 kind="host" if host else "device",
                 phase=phase,
                 recovery=recovery,

@@ -53,7 +53,7 @@ class Session:
         self.pass_size: int | None = None
         self.peak_told = 0
         self.micro_batches = MicroBatches(launch, channel)
-        self.leaks = LeakWatch(launch)
+        self.leaks = LeakWatch(launch, group.size if group else 1)
         self.fit: FitCall | None = None
         self.step = self.samples = 0
         self._fits = 0

@@ -1,8 +1,8 @@
 """Host memory: /proc, cgroups of both versions, and /dev/shm.
 
-Covers: what the machine has, what the cgroup lets this process have, and how often the
-kernel killed for memory in it.
-Does not cover: the memory of single processes, or whether the host fits the job.
+Covers: what the machine has, what the cgroup lets this process have and what it has
+taken, and how often the kernel killed for memory in it.
+Does not cover: the memory of other processes, or whether the host fits the job.
 
 Whatever a file does not say is None in the ``Host``; nothing here raises.
 """
@@ -10,6 +10,7 @@ Whatever a file does not say is None in the ``Host``; nothing here raises.
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,6 +119,35 @@ def peak_bytes(root: Path = Path("/")) -> int | None:
     """The most that this cgroup has ever used; kernels before 5.19 do not tell."""
     cgroup = _cgroup(root)
     return None if cgroup is None else _number(cgroup.groups[0] / cgroup.files.peak)
+
+
+def own_bytes(root: Path = Path("/")) -> int | None:
+    """What this process holds that is not of files; None where /proc is missing."""
+    pages = _own_pages(root)
+    return None if pages is None else (pages[1] - pages[2]) * _page()
+
+
+def room_bytes(root: Path = Path("/")) -> int:
+    """What this process may still take: of the host, and by its own rlimits."""
+    room = read(root).free_bytes
+    pages = _own_pages(root)
+    if pages is not None:
+        of_rlimits = ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5]))
+        for which, used in of_rlimits:
+            soft, _ = resource.getrlimit(which)
+            if soft != resource.RLIM_INFINITY:
+                room = min(room, soft - used * _page())
+    return max(0, room)
+
+
+def _own_pages(root: Path) -> tuple[int, ...] | None:
+    """As proc_pid_statm(5): size, resident, shared, text, lib, data and stack."""
+    fields = _text(root / "proc/self/statm").split()
+    return tuple(map(int, fields)) if len(fields) == 7 else None
+
+
+def _page() -> int:
+    return os.sysconf("SC_PAGE_SIZE")
 
 
 def pressure_s(root: Path = Path("/")) -> dict[str, float]:
