@@ -103,6 +103,9 @@ class Collectives:
         text = f"{type(error).__name__}: {error}".lower()
         return any(words in text for words in _LOST)
 
+    def leave(self) -> None:
+        """Nothing is to be done."""
+
     # -- operations ----------------------------------------------------------------
 
     def _in_packs(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import math
 import os
 import socket
 import time
@@ -26,6 +27,7 @@ __all__ = ["MultiWorkerMirroredStrategy"]
 _JOB = "worker"
 _ASK_AGAIN_S = 0.05
 _ANSWER_S = 60.0
+_LEAVE_S = 5.0
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
 
 
@@ -44,35 +46,61 @@ class MultiWorkerMirroredStrategy:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             held.bind(("", 0))
             own = f"{os.environ[ADDRESS]}:{held.getsockname()[1]}"
-            _listen(rank, _addresses(own, rank, size))
-        return Collectives(rank, size, _device(rank))
+            meeting = _Meeting(os.environ[MEETING], rank, size)
+            # How long one waits is for the supervisor to say.
+            _listen(rank, meeting.exchange("address", own))
+        return _Workers(rank, size, _device(rank), meeting)
 
 
-def _addresses(own: str, rank: int, size: int) -> list[str]:
-    """Where all workers will listen, once each has told."""
-    host, _, port = os.environ[MEETING].rpartition(":")
-    meeting = http.client.HTTPConnection(host, int(port), timeout=_ANSWER_S)
-    with contextlib.closing(meeting):
-        _ask(meeting, "PUT", rank, own.encode())
-        found: list[str] = []
-        while len(found) < size:
-            address = _ask(meeting, "GET", len(found))
-            if address is None:
-                # How long one waits is for the supervisor to say.
-                time.sleep(_ASK_AGAIN_S)
-            else:
-                found.append(address.decode())
-    return found
+class _Workers(Collectives):
+    """The workers, and where they meet."""
+
+    def __init__(self, rank: int, size: int, device: str, meeting: _Meeting) -> None:
+        super().__init__(rank, size, device)
+        self._meeting = meeting
+
+    def leave(self) -> None:
+        """Stays until all others have what they wait for of us.
+
+        What TensorFlow has sent may not have left the process yet.
+        """
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            self._meeting.exchange("left", "", within_s=_LEAVE_S)
+
+
+class _Meeting:
+    """The server of the attempt, at which workers tell each other what they are."""
+
+    def __init__(self, server: str, rank: int, size: int) -> None:
+        self._server, self._rank, self._size = server, rank, size
+
+    def exchange(self, what: str, own: str, *, within_s: float = math.inf) -> list[str]:
+        """What each worker tells, in the order of ranks; those that did in time."""
+        until = time.monotonic() + within_s
+        host, _, port = self._server.rpartition(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=_ANSWER_S)
+        with contextlib.closing(connection):
+            _ask(connection, "PUT", f"/{what}/{self._rank}", own.encode())
+            found: list[str] = []
+            while len(found) < self._size:
+                told = _ask(connection, "GET", f"/{what}/{len(found)}")
+                if told is not None:
+                    found.append(told.decode())
+                elif time.monotonic() < until:
+                    time.sleep(_ASK_AGAIN_S)
+                else:
+                    break
+        return found
 
 
 def _ask(
-    meeting: http.client.HTTPConnection,
+    connection: http.client.HTTPConnection,
     method: str,
-    rank: int,
+    path: str,
     body: bytes | None = None,
 ) -> bytes | None:
-    meeting.request(method, f"/{_JOB}/{rank}", body)
-    answer = meeting.getresponse()
+    connection.request(method, path, body)
+    answer = connection.getresponse()
     value = answer.read()
     return value if answer.status == http.HTTPStatus.OK else None
 

@@ -44,6 +44,9 @@ class Group(Protocol):
     def lost(self, error: BaseException) -> bool:
         """Whether an error says that another worker has gone, not that we failed."""
 
+    def leave(self) -> None:
+        """Called before this worker ends in the middle, as all have agreed to."""
+
 
 class Strategy(Protocol):
     """Made in the worker, without arguments, before the script runs."""
