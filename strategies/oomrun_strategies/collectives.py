@@ -54,7 +54,7 @@ class Collectives:
         self.rank, self.size = rank, size
         self._tf = tf
         self._device = device
-        self._host = device[: device.rindex(":", 0, -2) + 1] + "CPU:0"
+        self._host = device.rpartition("/")[0] + "/device:CPU:0"
         self._keys: dict[int, tuple[Any, ...]] = {}
         # TensorFlow keeps operations with the same token in the order of the program,
         # as NCCL asks for.
@@ -199,6 +199,8 @@ class Collectives:
         tf = self._tf
         if dtype.is_floating or dtype in (tf.int32, tf.int64):
             return dtype
+        if not (dtype.is_integer or dtype.is_bool):
+            raise TypeError(f"TensorFlow has no collective operations for {dtype.name}")
         return tf.int32 if dtype.is_bool or dtype.size < 4 else tf.int64
 
 

@@ -29,6 +29,10 @@ _ASK_AGAIN_S = 0.05
 _ANSWER_S = 60.0
 _LEAVE_S = 5.0
 _REUSE_PORT = "TF_GRPC_REUSE_PORT"
+_TOO_LATE = (
+    "oomrun: TensorFlow cannot join the other workers: {}. Does something use "
+    "TensorFlow before the script, such as a sitecustomize module?"
+)
 
 
 class MultiWorkerMirroredStrategy:
@@ -113,12 +117,15 @@ def _listen(rank: int, addresses: list[str]) -> None:
     from tensorflow.python.eager import context as contexts
 
     context: Any = contexts.context()
-    context.configure_collective_ops(
-        collective_leader=f"/job:{_JOB}/replica:0/task:0",
-        scoped_allocator_enabled_ops=(),
-        # Nothing is ever placed in another worker.
-        device_filters=(f"/job:{_JOB}/task:{rank}",),
-    )
+    try:
+        context.configure_collective_ops(
+            collective_leader=f"/job:{_JOB}/replica:0/task:0",
+            scoped_allocator_enabled_ops=(),
+            # Nothing is ever placed in another worker.
+            device_filters=(f"/job:{_JOB}/task:{rank}",),
+        )
+    except RuntimeError as error:
+        raise SystemExit(_TOO_LATE.format(error)) from error
     context.enable_collective_ops(
         tf.train.ServerDef(
             cluster=tf.train.ClusterSpec({_JOB: addresses}).as_cluster_def(),
