@@ -12,8 +12,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO := $(BUILD)/demo
 CODE := launcher strategies tests benchmarks configs docs k8s tools
 HOROVOD ?= .cache/horovod
-BENCHMARKS := $(filter-out __init__ dummy_worker group_kills kills oracle prediction search,$(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS := $(filter-out __init__ dummy_worker group_kills kill_sequence kills oracle prediction search,$(basename $(notdir $(wildcard benchmarks/*.py))))
 RUNS ?= 50
+KILLS ?= 30
 GROUP_RUNS ?= 30
 # One more than cores: tests that run out of memory mostly wait for TensorFlow to say so.
 JOBS ?= $(shell echo $$(($$(nproc) + 1)))
@@ -45,10 +46,13 @@ check: $(VENV)/.test ## lint, types, import contracts
 	$(BIN)/mypy tools
 	$(BIN)/lint-imports
 
-chaos: $(VENV)/.horovod keras-suite ## kills at random moments (RUNS=50, GROUP_RUNS=30), the slow tests, keras-suite
+chaos: $(VENV)/.horovod keras-suite ## kills at random moments (RUNS=50, KILLS=30 of one job, GROUP_RUNS=30), the slow tests, keras-suite
 	@mkdir -p $(BUILD)/bench
 	$(BIN)/python -m benchmarks.kills --runs $(RUNS) > $(BUILD)/bench/kills.json
 	@cat $(BUILD)/bench/kills.json
+	$(BIN)/python -m benchmarks.kills --in-sequence $(KILLS) \
+	  > $(BUILD)/bench/kills_in_sequence.json
+	@cat $(BUILD)/bench/kills_in_sequence.json
 	$(BIN)/python -m benchmarks.group_kills --runs $(GROUP_RUNS) \
 	  > $(BUILD)/bench/group_kills.json
 	@cat $(BUILD)/bench/group_kills.json

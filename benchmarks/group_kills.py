@@ -119,7 +119,7 @@ def harmed(
             process.wait(run.after_s)
     except subprocess.TimeoutExpired:
         run.hit = _harm(run, process.pid)
-    run.exit_codes.append(kills._wait(process))
+    run.exit_codes.append(kills.wait(process))
     while run.exit_codes[-1] != 0 and len(run.exit_codes) < kills.MOST_CALLS:
         run.exit_codes.append(job.run(timeout_s=kills.TIMEOUT_S))
     if not jobs.gone(job):

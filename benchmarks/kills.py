@@ -5,7 +5,10 @@ the first instant of the command and its end, then calls ``oomrun job.yaml`` aga
 it has ended. It must end with exit code 0, with the very weights of the run that nobody
 killed, and leave no process behind. Prints JSON; exit code 1 where a run failed.
 
-Usage: python benchmarks/kills.py [--runs 50] [--seed 0] [--keep DIR]
+With ``--in-sequence N`` it is one job that is killed N times (``kill_sequence``).
+
+Usage: python -m benchmarks.kills [--runs 50 | --in-sequence 500] [--seed 0]
+    [--most TIME] [--keep DIR]
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "e2e"))
 import jobs
 
 from oomrun.core import events as ev
+from oomrun.core import units
 from oomrun.core.errors import JournalError
 from oomrun.core.state import replay
 
@@ -107,9 +111,9 @@ def killed(
     try:
         process.wait(run.after_s)
     except subprocess.TimeoutExpired:
-        run.hit = _kill(job, process.pid, victim)
+        run.hit = kill(job, process.pid, victim)
     run.phase = _phase(job)
-    run.exit_codes.append(_wait(process))
+    run.exit_codes.append(wait(process))
     while run.exit_codes[-1] != 0 and len(run.exit_codes) < MOST_CALLS:
         run.exit_codes.append(job.run(timeout_s=TIMEOUT_S))
     if not jobs.gone(job):
@@ -119,7 +123,7 @@ def killed(
     return run
 
 
-def _kill(job: jobs.Job, supervisor: int, victim: str) -> bool:
+def kill(job: jobs.Job, supervisor: int, victim: str) -> bool:
     """Whether the victim was there to be killed."""
     if victim == "supervisor":
         os.kill(supervisor, signal.SIGKILL)
@@ -153,9 +157,10 @@ def _phase(job: jobs.Job) -> str:
     return "after fit" if ended else state.state
 
 
-def _wait(process: Any) -> int | None:
+def wait(process: Any, timeout_s: float = TIMEOUT_S) -> int | None:
+    """The exit code; None where it does not end in time, and is killed."""
     try:
-        return int(process.wait(TIMEOUT_S))
+        return int(process.wait(timeout_s))
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -190,14 +195,31 @@ def kills(folder: Path, runs: int, seed: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--runs", type=int, default=50)
+    many = parser.add_mutually_exclusive_group()
+    many.add_argument("--runs", type=int, default=50, help="runs, each killed once")
+    many.add_argument("--in-sequence", type=int, metavar="N", help="kills of one job")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--most", type=units.parse_duration, metavar="TIME",
+        help="with --in-sequence: no kill any more after this time",
+    )  # fmt: skip
     parser.add_argument("--keep", type=Path, help="keep all folders of the runs here")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        found = kills(args.keep or Path(temporary), args.runs, args.seed)
+        folder = args.keep or Path(temporary)
+        if args.in_sequence is None:
+            found = kills(folder, args.runs, args.seed)
+            well = not found["failures"]
+        else:
+            # It stands on this module.
+            from benchmarks import kill_sequence
+
+            found = kill_sequence.in_sequence(
+                folder, args.in_sequence, args.seed, args.most
+            )
+            well = kill_sequence.well(found)
     print(json.dumps(found, indent=1))
-    return 1 if found["failures"] else 0
+    return 0 if well else 1
 
 
 if __name__ == "__main__":

@@ -42,6 +42,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
+def pytest_report_header() -> str:
+    """Which cells of the fault matrix are drawn; ``tests/e2e/matrix.py`` draws them."""
+    return f"OOMRUN_MATRIX_SEED: {os.environ.get('OOMRUN_MATRIX_SEED', '7')}"
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """What failed and then passed is told in full: it is a race, ours or the test's."""
     for report in terminalreporter.stats.get("rerun", []):

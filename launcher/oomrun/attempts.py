@@ -43,6 +43,7 @@ def watch(
     timing: Timing,
     descendants: bool,
     oom_kills: Callable[[], int | None],
+    shm_free: Callable[[], int | None],
     answer: Callable[[JobState, ev.Event], Mapping[str, Any] | None],
 ) -> tuple[int, Evidence]:
     """Waits for the workers' end and says how they ended. Nothing is left of them then.
@@ -57,6 +58,7 @@ def watch(
         descendants: whether all our descendants are the run's, see ``sweep``.
         answer: the message that a worker's event asks for, if any.
         oom_kills: reads how many processes of our cgroup the kernel has killed.
+        shm_free: reads how many bytes /dev/shm has left.
 
     Returns:
         The rank of the worker that failed first, or 0, and what was seen of its end.
@@ -65,7 +67,7 @@ def watch(
         JournalError: from the recorder; nothing of the workers is left then either.
     """
     group = _Group(workers, attempt, timing)
-    kills_before = oom_kills()
+    kills_before, shm_left = oom_kills(), None
     try:
         while not group.all_ended():
             _wait(group, stops, [*group.due(), recorder.due_at()])
@@ -81,6 +83,8 @@ def watch(
             recorder.flush_if_due()
             group.look()
             group.press(stops)
+        # Before anything is tidied up: what they left there may be gone with them.
+        shm_left = shm_free()
     finally:
         ends = [worker.finish() for worker in workers]
         sweep(recorder.state.run_id, descendants=descendants)
@@ -93,7 +97,8 @@ def watch(
     kills = (oom_kills() or 0) - (kills_before or 0)
     kills += sum(worker.oom_kills for worker in workers)
     first = group.first_failure()
-    return first, _evidence(group.seen[first], ends[first], logs[first], kills)
+    found = _evidence(group.seen[first], ends[first], logs[first], kills)
+    return first, replace(found, shm_free_bytes=shm_left)
 
 
 class _Group:

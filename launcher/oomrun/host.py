@@ -115,6 +115,11 @@ def oom_kill_count(root: Path = Path("/")) -> int | None:
     return _oom_kills(_cgroup(root))
 
 
+def shm_free_bytes(root: Path = Path("/")) -> int | None:
+    """What /dev/shm has left."""
+    return _shm(root)[1]
+
+
 def peak_bytes(root: Path = Path("/")) -> int | None:
     """The most that this cgroup has ever used; kernels before 5.19 do not tell."""
     cgroup = _cgroup(root)

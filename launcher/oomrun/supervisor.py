@@ -278,6 +278,7 @@ class _Run:
                 timing=job.timing,
                 descendants=job.owns_process,
                 oom_kills=host.oom_kill_count,
+                shm_free=host.shm_free_bytes,
                 answer=self._remembering.answer,
             )
         self._remembering.keep(recorder.state)

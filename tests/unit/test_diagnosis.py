@@ -98,6 +98,52 @@ CASES = [
         Evidence(signal=6, log_tail="OOM when allocating tensor with shape[1]"),
         Cause.DEVICE_OOM,
     ),
+    (
+        "SIGABRT after bad_alloc",
+        Evidence(
+            signal=6,
+            log_tail="terminate called after throwing an instance of 'std::bad_alloc'\n"
+            "  what():  std::bad_alloc\nFatal Python error: Aborted\n",
+        ),
+        Cause.HOST_OOM,
+    ),
+    ("SIGBUS", Evidence(signal=7), Cause.CRASH),
+    (
+        "SIGBUS and a full /dev/shm",
+        Evidence(signal=7, shm_free_bytes=0),
+        Cause.SHM_FULL,
+    ),
+    (
+        "SIGBUS and room in /dev/shm",
+        Evidence(signal=7, shm_free_bytes=2**30),
+        Cause.CRASH,
+    ),
+    (
+        "no room, and /dev/shm has none",
+        Evidence(
+            script=script(
+                exception="OSError", message="[Errno 28] No space left on device"
+            ),
+            shm_free_bytes=0,
+        ),
+        Cause.SHM_FULL,
+    ),
+    (
+        "no room on a disk, and /dev/shm has none",
+        Evidence(
+            script=script(
+                exception="OSError",
+                message="[Errno 28] No space left on device: '/data/model'",
+            ),
+            shm_free_bytes=0,
+        ),
+        Cause.DISK_FULL,
+    ),
+    (
+        "SIGBUS of a command and a full /dev/shm",
+        Evidence(exit_code=135, command=True, shm_free_bytes=0),
+        Cause.SHM_FULL,
+    ),
     ("a leak", Evidence(exit_code=70, leak=LEAK), Cause.LEAK),
     ("a leak too fast to be seen", Evidence(leak=LEAK, oom=oom()), Cause.LEAK),
     (

@@ -108,3 +108,12 @@ def test_where_each_size_is_compiled_only_much_more_is_tried_again() -> None:
     much = step(known, samples=256, trials_left=1, budget_bytes=160, even=True)
     assert isinstance(much, Try)
     assert 256 % much.size == 0
+
+
+def test_what_was_compiled_is_kept_where_the_pool_was_full() -> None:
+    known = MemoryModel(
+        state_bytes=24, measured={64: 67, 128: 124}, static={512: 130}, in_order=True
+    )
+    found = step(known, samples=512, trials_left=0, budget_bytes=115, even=True)
+    reason = "micro-batch 128 x 4 (global 512) ran with 124B handed out"
+    assert found == Settled(size=128, reason=reason)

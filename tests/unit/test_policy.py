@@ -185,6 +185,18 @@ def test_a_script_that_raises_without_a_step_would_do_so_again() -> None:
     assert isinstance(decide(ended(Cause.CRASH), moved, LIMITS), Restart)
 
 
+def test_a_script_that_raises_twice_at_one_step_would_do_so_again() -> None:
+    # From the checkpoint of step 4 on, the fifth was trained again.
+    there = {"script": REPORT, "step": 5, "step_at_attempt_start": 4}
+    again = decide(ended(Cause.CRASH), state(ended_before=(REPORT, 5), **there), LIMITS)
+    assert isinstance(again, Fail)
+    assert "twice at step 5" in again.reason
+    other = replace(REPORT, exception="KeyError")
+    for before in ((REPORT, 3), (REPORT, 7), (other, 5)):
+        seen = state(ended_before=before, **there)
+        assert isinstance(decide(ended(Cause.CRASH), seen, LIMITS), Restart)
+
+
 @pytest.mark.parametrize(
     ("used", "delay_s"), [(0, 0.0), (1, 1.0), (2, 2.0), (5, 16.0), (40, 60.0)]
 )

@@ -16,6 +16,7 @@ from oomrun.core.events import LeakFound, OomOccurred, ScriptEnded
 from oomrun.core.judging_text import from_text
 from oomrun.core.oom_text import find_exhaustion, looks_like_device_oom
 from oomrun.core.topology import HOST_ID
+from oomrun.core.verdict import SHM_IS_FULL
 
 __all__ = ["Cause", "Diagnosis", "Evidence", "diagnose"]
 
@@ -39,6 +40,7 @@ class Evidence:
         device: what it was given; with a CPU, host memory is the device's memory.
         repeated: its output is that of the attempt before, to the last byte.
         lost: the place where it was, which is gone.
+        shm_free_bytes: what /dev/shm had left as it ended.
     """
 
     exit_code: int | None = None
@@ -55,6 +57,13 @@ class Evidence:
     device: str = ""
     repeated: bool = False
     lost: str = ""
+    shm_free_bytes: int | None = None
+
+    @property
+    def shm_full(self) -> bool:
+        """Whether /dev/shm had nothing left."""
+        free = self.shm_free_bytes
+        return free is not None and free < SHM_IS_FULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,15 +168,15 @@ def _from_report(script: ScriptEnded, evidence: Evidence) -> Diagnosis:
     first_line = script.message.strip().splitlines()[:1]
     said = f": {first_line[0]}" if first_line else ""
     raised = f"{script.exception}{at}{said}"
-    other = _other_limit(f"{script.exception}: {script.message}")
+    other = _other_limit(f"{script.exception}: {script.message}", evidence)
     if other is not None:
         return Diagnosis(cause=other[0], summary=f"{other[1]} ({raised})")
     return Diagnosis(cause=Cause.CRASH, summary=raised)
 
 
-def _other_limit(text: str) -> tuple[Cause, str] | None:
+def _other_limit(text: str, evidence: Evidence) -> tuple[Cause, str] | None:
     """What ran out that is no memory to plan: a disk, /dev/shm, a message's size."""
-    found = from_text(text)
+    found = from_text(text, evidence.shm_free_bytes)
     if found is None or found.cause is None or found.cause is Cause.CRASH:
         return None
     return (found.cause, found.summary) if found.cause.of_the_program else None
@@ -194,6 +203,7 @@ def _leak_reported(leak: LeakFound) -> Diagnosis:
     )
 
 
+_SHM = "shared memory (/dev/shm) is full"
 _FROM_OUTSIDE = (signals.SIGKILL, signals.SIGTERM, signals.SIGINT, signals.SIGHUP)
 
 
@@ -210,11 +220,19 @@ def _from_signal(evidence: Evidence) -> Diagnosis:
         return Diagnosis(
             cause=Cause.KILLED, summary=f"the worker was killed from outside ({name})"
         )
-    if looks_like_device_oom(evidence.log_tail):
+    told = find_exhaustion(evidence.log_tail)
+    if told is not None and told.memory == "device":
         return Diagnosis(
             cause=Cause.DEVICE_OOM,
             summary=f"{name} after memory ran out, by the worker's last lines",
         )
+    if told is not None:
+        return Diagnosis(
+            cause=Cause.HOST_OOM,
+            summary=f"host memory ran out: {name} after {_shortened(told.line)!r}",
+        )
+    if number == signals.SIGBUS and evidence.shm_full:
+        return Diagnosis(cause=Cause.SHM_FULL, summary=f"{_SHM}: {name}")
     return Diagnosis(cause=Cause.CRASH, summary=f"the worker died of {name}")
 
 
@@ -263,7 +281,10 @@ def _of_command(evidence: Evidence) -> Diagnosis:
             summary=f"the program could not start{_last_words(evidence)}",
         )
     how = f"died of {_signal_name(number)}" if number else f"exited with {code}"
-    cause, why = _other_limit(evidence.log_tail) or (Cause.CRASH, "")
+    other = _other_limit(evidence.log_tail, evidence)
+    if other is None and number == signals.SIGBUS and evidence.shm_full:
+        other = (Cause.SHM_FULL, _SHM)
+    cause, why = other or (Cause.CRASH, "")
     return Diagnosis(
         cause=cause,
         summary=f"the program {how}{f': {why}' if why else _last_words(evidence)}",

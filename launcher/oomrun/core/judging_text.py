@@ -18,9 +18,14 @@ from oomrun.core.verdict import SHM_IS_FULL, Clues, Verdict
 __all__ = ["CAUSES", "SUMMARIES", "by_text", "decisive_error", "from_text", "warned_of"]
 
 
-def from_text(text: str) -> Verdict | None:
-    """What the text of a program that failed says, and nothing but the text."""
-    clues = Clues(text=text, exit_code=1)
+def from_text(text: str, shm_free_bytes: int | None = None) -> Verdict | None:
+    """What the text of a program that failed says.
+
+    Args:
+        text: the text.
+        shm_free_bytes: what /dev/shm had left, which tells what a disk's error is of.
+    """
+    clues = Clues(text=text, exit_code=1, shm_free_bytes=shm_free_bytes)
     return by_text(clues, read(text))
 
 

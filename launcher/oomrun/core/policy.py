@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from oomrun.core import batch, command, levers
 from oomrun.core.diagnosis import Cause, Diagnosis
+from oomrun.core.events import ScriptEnded
 from oomrun.core.state import JobState
 from oomrun.core.topology import HOST_ID
 
@@ -285,7 +286,21 @@ def _after_crash(diagnosis: Diagnosis, state: JobState, used: int) -> Decision:
             reason=f"{diagnosis.summary}. No step was trained in this attempt, so "
             "the same would happen again"
         )
+    if script is not None and state.ended_before is not None:
+        before, step = state.ended_before
+        if step == state.step and _ended_alike(before, script):
+            # It trained again what had been trained since the last checkpoint.
+            return Fail(
+                reason=f"{diagnosis.summary}, twice at step {step}: the same would "
+                "happen again"
+            )
     return Restart(reason=diagnosis.summary, delay_s=_back_off_s(used))
+
+
+def _ended_alike(one: ScriptEnded, other: ScriptEnded) -> bool:
+    """Whether a script has failed in the same way and place."""
+    how = ("outcome", "exit_code", "exception", "location")
+    return all(getattr(one, name) == getattr(other, name) for name in how)
 
 
 def _after_crash_of_command(diagnosis: Diagnosis, used: int) -> Decision:

@@ -123,11 +123,11 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
     if ran and known.measured[ran] > asked.budget_bytes:
         # As far as it goes: what it needs is less, but what more would need is not
         # known where all that is left over has been handed out.
-        size = max(1, int(ran * _FULL))
         full = format_bytes(known.measured[ran])
-        return _settled(
-            known, size, asked, f"leaves some room: {ran} ran with {full} handed out"
-        )
+        if asked.even:
+            return _settled(known, ran, asked, f"ran with {full} handed out")
+        why = f"leaves some room: {ran} ran with {full} handed out"
+        return _settled(known, max(1, int(ran * _FULL)), asked, why)
     if asked.even:
         wanted = even_micro_batch(asked.samples, wanted)
     near = _NEAR_REMEMBERED if asked.remembered or asked.even else _NEAR

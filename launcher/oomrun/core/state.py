@@ -61,6 +61,9 @@ class JobState:
         predictions: the peaks that were predicted, by micro-batch size.
         composition: what the memory of the current fit's model is made of.
         last_training_step: the furthest step ever reported.
+        script: how the current attempt's script ended.
+        ended_before: the same of the attempt before, since a person started the run,
+            and its last step.
         last_cause: why the last attempt that has ended did so, a ``Cause``'s value.
         levers: what was changed to save memory beside the micro-batch, in this order.
         levers_tried: those, and the ones that were taken back.
@@ -125,6 +128,7 @@ class JobState:
     last_decision: str = ""
     last_cause: str = ""
     script: ev.ScriptEnded | None = None
+    ended_before: tuple[ev.ScriptEnded, int] | None = None
     last_oom: ev.OomOccurred | None = None
     last_leak: ev.LeakFound | None = None
     notes: tuple[tuple[str, str], ...] = ()
@@ -256,6 +260,7 @@ def _run_started(state: JobState, event: ev.RunStarted) -> JobState:
         started_at=state.started_at if state.started_at is not None else event.at,
         ended_at=None,
         attempt_open=False,
+        script=None,
         budget_used=_NO_RESTARTS,
     )
 
@@ -271,6 +276,7 @@ def _attempt_started(state: JobState, event: ev.AttemptStarted) -> JobState:
         pids=event.pids,
         plan=event.plan,
         script=None,
+        ended_before=None if state.script is None else (state.script, state.step),
         last_oom=None,
         last_leak=None,
         memory={},

@@ -1,7 +1,8 @@
 """A worker's first lines and its last ones.
 
-In this order: tie our life to the supervisor's, open the channel, seed what the script
-leaves to chance, set the devices up, hook Keras, run the script, report how it ended.
+In this order: open the channel, let no full disk end what prints, tie our life to the
+supervisor's, seed what the script leaves to chance, set the devices up, hook Keras, run
+the script, report how it ended.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from oomrun.core import events as ev
 from oomrun.core import launch as launches
 from oomrun.core.oom_text import looks_like_device_oom
 from oomrun.core.strategy import ENTRY_POINTS, Strategy
-from oomrun.worker import lifeline, script
+from oomrun.worker import lifeline, output, script
 from oomrun.worker.channel import Channel
 
 if TYPE_CHECKING:
@@ -42,12 +43,16 @@ def main() -> int:
     with open(launch_file, encoding="utf-8") as file:
         settings = launches.from_json(json.load(file))
     channel.rank = settings.rank
+    output.keep_going(channel, settings.attempt)
     lifeline.die_with_parent(settings.supervisor_pid)
     strategy = _strategy(settings.plan.strategy)
     session = _set_up(settings, channel, strategy, began)
     ended = _run(settings, strategy)
     if ended.outcome != "raised":
         session.settle()
+    else:
+        # At which step it failed says whether it would do so again.
+        session.report_progress()
     if ended.outcome == "finished":
         session.script_finished()
     session.store.wait()

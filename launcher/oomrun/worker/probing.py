@@ -146,8 +146,9 @@ class Prober:
                 state_bytes=rest,
                 measured=dict(sizes.measured),
                 static=from_graph,
-                # What another trace of the step took, this one need not.
-                in_order=suits and self._tried is self._function,
+                # What another trace of the step took, this one need not. XLA gives a
+                # step its memory in one piece, which is always the same.
+                in_order=by_xla or (suits and self._tried is self._function),
                 loops=self._loops,
             )
             self._known = known

@@ -87,7 +87,7 @@ class Session:
 
     def phase(self, name: str) -> None:
         """Tells what the worker turns to, and starts a new window for its peaks."""
-        self._report_progress()
+        self.report_progress()
         memory = devices.read_memory(self.launch.plan)
         self._send(ev.PhaseChanged, phase=name, memory=memory)
         devices.reset_peaks(self.launch.plan)
@@ -171,7 +171,7 @@ class Session:
         self._complete(call, {"epochs": call.epoch + 1})
 
     def _complete(self, call: FitCall, result: dict[str, Any]) -> None:
-        self._report_progress()
+        self.report_progress()
         state = self._state(call, result)
         write = self.store.copy(
             f"fit-{call.number:04d}", call.model, state, "fit completed"
@@ -192,7 +192,7 @@ class Session:
 
     def settle(self) -> None:
         """Writes the result of the last completed fit, if that is still to be done."""
-        self._report_progress()
+        self.report_progress()
         settle, self._unsettled = self._unsettled, None
         if settle is not None:
             settle()
@@ -236,7 +236,7 @@ class Session:
         if call is None or not (self._due or stopping):
             return
         self._loss = announcing.finite(loss)
-        self._report_progress()
+        self.report_progress()
         call.epoch, call.batches = call.epoch + 1, 0
         self._save_step(call, "stop" if stopping else self._due)
         if stopping:
@@ -270,7 +270,7 @@ class Session:
         now = time.monotonic()
         if now - self._window.began >= _PROGRESS_EVERY_S:
             self._loss = announcing.finite(loss)
-            self._report_progress()
+            self.report_progress()
         stopping = self.stopping
         call = self.fit
         if call is None:
@@ -281,7 +281,7 @@ class Session:
         if not (self._due or stopping or leak):
             return
         self._loss = announcing.finite(loss)
-        self._report_progress()
+        self.report_progress()
         self._save_step(call, "stop" if stopping else "leak" if leak else self._due)
         if stopping:
             self.leave_stopped()
@@ -301,7 +301,8 @@ class Session:
             return "schedule"
         return ""
 
-    def _report_progress(self) -> None:
+    def report_progress(self) -> None:
+        """Tells of the steps since the last report."""
         if self._window.steps == 0:
             return
         size = (self.fit and self._global_batch_size) or self._batch
@@ -380,14 +381,14 @@ class Session:
         leak = self.leaks.explains_exhaustion()
         if leak is not None:
             self.micro_batches.report(size, phase, message, recovery="restart")
-            self._report_progress()  # its peaks hold what has grown
+            self.report_progress()  # its peaks hold what has grown
             self.channel.send(leak)
             self.emergency_checkpoint()
             self.leave_for_restart()
 
     def leave_for_restart(self, code: int = EXIT_RESTART) -> NoReturn:
         """Ends the process since it cannot go on."""
-        self._report_progress()  # what was trained since, and is now lost, counts
+        self.report_progress()  # what was trained since, and is now lost, counts
         self.store.wait()
         self._leave(code)
 
