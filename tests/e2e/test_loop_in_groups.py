@@ -82,7 +82,7 @@ def test_one_is_killed(tmp_path: Path, plain: Path, strategy: str) -> None:
         "checkpoint: {every: 2 steps}\n"
     )
     run = jobs.make(tmp_path, SCRIPT, more)
-    process = run.start(env={"SLOW": "1"})
+    process = run.start(env={"SLOW": "0.5"})
     try:
         run.wait_for(ev.CheckpointSaved)
         _, second = run.events(ev.AttemptStarted)[0].pids
