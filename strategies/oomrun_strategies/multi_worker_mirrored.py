@@ -2,7 +2,7 @@
 
 Covers: finding the other workers and starting TensorFlow's runtime for collective
 operations, which is what ``tf.distribute.MultiWorkerMirroredStrategy`` stands on. The
-strategy itself is not used (docs/decisions/0031).
+strategy itself is not used (docs/decisions/0032).
 Does not cover: the operations (``collectives``), what of a batch is whose
 (``oomrun.worker``).
 """
