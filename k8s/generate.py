@@ -1,8 +1,8 @@
-"""Writes ``k8s/base`` and ``k8s/overlays``: the quickstart as it is rendered.
+"""Writes ``k8s/base``, ``overlays`` and ``watch``: the quickstart as it is rendered.
 
 The base runs on a CPU. An overlay is what else ``oomrun render`` would print, as
-patches of the base and further objects. ``python k8s/generate.py`` after a change; a
-test compares.
+patches of the base and further objects. ``watch`` submits the base and watches it.
+``python k8s/generate.py`` after a change; a test compares.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _GPU = f"{_IMAGE}, cpu: 8, memory: 32GiB, gpu_memory: any"
 _OWN = "volume: {size: 1GiB}"
 _SHARED = "volume: {size: 1GiB, access: ReadWriteMany}"
 BASE = (f"kubernetes={{{_IMAGE}, cpu: 2, memory: 4GiB, {_OWN}}}",)
+_WATCHED = f"{_IMAGE}, namespace: default, cpu: 2, memory: 4GiB, memory_max: 16GiB"
+WATCH = (f"kubernetes={{{_WATCHED}, {_OWN}}}",)
 #: By name what ``--set`` is given.
 OVERLAYS = {
     "single-gpu": ("devices=gpu", f"kubernetes={{{_GPU}, gpus: 1, {_OWN}}}"),
@@ -51,11 +53,11 @@ OVERLAYS = {
 Manifest = dict[str, Any]
 
 
-def rendered(settings: tuple[str, ...]) -> list[Manifest]:
+def rendered(settings: tuple[str, ...], *more: str) -> list[Manifest]:
     """What ``oomrun render`` prints of the quickstart with these settings."""
     options = [word for setting in settings for word in ("--set", setting)]
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        code = main(["render", str(JOB), "--json", *options])
+        code = main(["render", str(JOB), "--json", *options, *more])
     if code:
         raise SystemExit(code)
     items: list[Manifest] = json.loads(out.getvalue())["items"]
@@ -66,6 +68,7 @@ def generate(folder: Path) -> None:
     """Writes everything below the folder."""
     base = rendered(BASE)
     _write(folder / "base", _named(base), {})
+    _write(folder / "watch", _named(rendered(WATCH, "--watch")), {})
     for name, settings in OVERLAYS.items():
         files: dict[str, Any] = {}
         patches, before = [], {_key(each): each for each in base}

@@ -57,6 +57,13 @@ class FakeCluster:
         self._thread.join()
         self._server.server_close()
 
+    def forget(self) -> None:
+        """As a new one, at the same address."""
+        for kept in (self.objects, self.logs, self.requests, self.forbidden,
+                     self.without_log, self.script, self.lives):  # fmt: skip
+            kept.clear()
+        self.broken = self.made = 0
+
     def write_config(self, path: Path, namespace: str = "default") -> Path:
         """A kubeconfig that leads here."""
         config = {
@@ -110,6 +117,14 @@ class FakeCluster:
         }  # fmt: skip
 
 
+def _with_selector(manifest: Manifest) -> Manifest:
+    """A Job with what the API server gives it."""
+    if manifest.get("kind") != "Job":
+        return manifest
+    own = {"batch.kubernetes.io/controller-uid": manifest["metadata"]["uid"]}
+    return {**manifest, "spec": {**manifest["spec"], "selector": {"matchLabels": own}}}
+
+
 def _handler(cluster: FakeCluster) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -160,7 +175,7 @@ def _handler(cluster: FakeCluster) -> type[BaseHTTPRequestHandler]:
                 return self._fail(404, "NotFound", f'{plural} "{rest[0]}" not found')
             if method == "DELETE":
                 return self._reply(200, cluster.objects.pop(key))
-            return self._reply(200, cluster.objects[key])
+            return self._reply(200, _with_selector(cluster.objects[key]))
 
         def _create(self, plural: str, namespace: str, body: Manifest) -> None:
             key = (plural, namespace, body["metadata"]["name"])
@@ -196,16 +211,30 @@ def _handler(cluster: FakeCluster) -> type[BaseHTTPRequestHandler]:
             for text in query.get("fieldSelector", ()):
                 name = text.removeprefix("metadata.name=")
                 items = [each for each in items if each["metadata"]["name"] == name]
+            group, kind = fake_discovery.group_and_kind(plural)
             if "watch" in query:
-                return self._watched(items)
-            kind = f"{fake_discovery.kind_of(plural)}List"
-            listed = {"apiVersion": items[0]["apiVersion"] if items else "v1"}
+                return self._watched(items, group, kind, query)
+            kind = f"{kind}List"
+            listed = {"apiVersion": group}
             self._reply(200, {**listed, "kind": kind, "metadata": {}, "items": items})
 
-        def _watched(self, items: list[Manifest]) -> None:
+        def _watched(
+            self, items: list[Manifest], group: str, kind: str, query: dict[str, Any]
+        ) -> None:
             """What there is, and the end: whoever watches asks again."""
-            change = {"type": "MODIFIED", "object": items[0]} if items else ""
-            self._reply(200, change)
+            first = query.get("sendInitialEvents") == ["true"]
+            verb = "ADDED" if first else "MODIFIED"
+            events: list[Manifest] = [
+                {"type": verb, "object": {"apiVersion": group, "kind": kind, **each}}
+                for each in items
+            ]
+            if first:  # newer clients have no list beside the watch
+                end = {"k8s.io/initial-events-end": "true"}
+                mark = {"resourceVersion": "1", "annotations": end}
+                known = {"apiVersion": group, "kind": kind, "metadata": mark}
+                events.append({"type": "BOOKMARK", "object": known})
+            lines = "".join(json.dumps(each) + "\n" for each in events)
+            self._reply(200, lines, "application/json")
 
         def _fail(self, code: int, reason: str, message: str) -> None:
             self._reply(
@@ -216,11 +245,13 @@ def _handler(cluster: FakeCluster) -> type[BaseHTTPRequestHandler]:
                 },
             )  # fmt: skip
 
-        def _reply(self, code: int, body: Any) -> None:
+        def _reply(self, code: int, body: Any, kind: str = "") -> None:
             text = body if isinstance(body, str) else json.dumps(body)
             content = text.encode()
             self.send_response(code)
-            kind = "text/plain" if isinstance(body, str) else "application/json"
+            kind = kind or (
+                "text/plain" if isinstance(body, str) else "application/json"
+            )
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()

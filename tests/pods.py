@@ -12,6 +12,10 @@ from typing import Any
 
 import jobs
 
+from oomrun.core.kubernetes_spec import JOB_FILE, JOB_FOLDER
+
+JOB = f"{JOB_FOLDER}/{JOB_FILE}"
+
 
 class Pod:
     """One container's folders, as the manifest says, below a folder of the test.
@@ -99,8 +103,8 @@ class Pod:
             re.sub(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)", filled, word)
             for word in self.container["command"]
         ]
-        assert words[:2] == ["oomrun", "run"]
-        words[2] = str(self.at(words[2]))
+        assert words[0] == "oomrun"
+        words = [str(self.at(word)) if word == JOB else word for word in words]
         if "--meet" in words:
             at = words.index("--meet") + 1
             name, _, port = words[at].rpartition(":")

@@ -38,7 +38,7 @@ from oomrun.environment import (
 )
 from oomrun.gang import Gang
 from oomrun.processes import Worker
-from oomrun.ranks import Rendezvous, interface
+from oomrun.ranks import Rendezvous, of_host
 from oomrun.remembering import environment_of
 from oomrun.rundir import RunDir, write_atomically
 from oomrun.watched import Timing, Watched
@@ -107,7 +107,7 @@ def policy_limits(spec: JobSpec) -> Limits:
             "preemption": allowed.preemption,
             "hang": allowed.hang,
         },
-        levers=spec.recovery.levers,
+        levers=spec.recovery.left,
         micro_batch_fixed=isinstance(spec.batch.micro, int),
         command=isinstance(spec.program, Command),
     )
@@ -134,7 +134,7 @@ def make_launch(
     spec = job.spec
     kind, program, args = _program(job, plan)
     micro, every = spec.batch.micro, spec.checkpoint.every
-    order = spec.recovery.levers
+    order = spec.recovery.left
     shrinks = levers.MICRO_BATCH in order and not isinstance(micro, int)
     # What the job file lists before the micro-batch comes before it.
     shrinks = shrinks and levers.due(order, state, plans.to_json(plan)) is None
@@ -236,7 +236,7 @@ def start_workers(
     try:
         for rank, (device, place) in enumerate(zip(plan.devices, places, strict=True)):
             own = replace(plan, devices=(device,))
-            told = rendezvous.environment(rank, len(hosts), place)
+            told = rendezvous.environment(plan.strategy, rank, len(hosts), place)
             if gang is not None and device.host:
                 asked = launches.to_json(
                     make_launch(job, own, state, attempt, rank=rank)
@@ -244,7 +244,7 @@ def start_workers(
                 workers.append(gang.start(device.host, rank, asked, told))
                 continue
             if place is not None:
-                told["HOROVOD_GLOO_IFACE"] = interface(place.address)
+                told |= of_host(told, place.address)
             workers.append(
                 _start_worker(job, own, state, attempt, inventory, rank, told)
             )

@@ -278,8 +278,10 @@ def test_without_the_client(
     cluster: FakeCluster, capsys: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
+    monkeypatch.setenv("PATH", "")
     assert main(["submit", "job.yaml"]) == 4
     error = capsys.readouterr().err
+    assert "neither the Python client of Kubernetes nor kubectl" in error
     assert "pip install 'oomrun[kubernetes]'" in error
     assert main(["submit", "job.yaml", "--dry-run"]) == 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +21,7 @@ from oomrun.core.units import format_bytes
 from oomrun.journal import Journal
 from oomrun.kubernetes.gpu_memory import gpu_need
 from oomrun.rundir import RunDir
+from programs import kubectl, needs_kubectl
 from scenarios import state_measured
 
 K8S = Path(__file__).parents[2] / "k8s"
@@ -191,7 +191,7 @@ def test_the_committed_base_is_the_generated_one(folder: Path) -> None:
     def below(root: Path) -> dict[str, str]:
         return {
             str(path.relative_to(root)): path.read_text()
-            for part in ("base", "overlays")
+            for part in ("base", "overlays", "watch")
             for path in (root / part).rglob("*.yaml")
         }
 
@@ -246,18 +246,18 @@ def test_an_overlay_is_what_is_rendered(name: str) -> None:
     }
     assert built_by_us(K8S / "overlays" / name) == wanted
     for manifest in wanted.values():
-        jobs.check_schema(manifest, "1.34")
+        for version in jobs.VERSIONS:
+            jobs.check_schema(manifest, version)
     assert main(["lint", str(K8S / "base")]) == 0
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
+@needs_kubectl
 @pytest.mark.parametrize("name", GENERATE["OVERLAYS"])
 def test_kubectl_builds_each_overlay(name: str) -> None:
     folder = str(K8S / "overlays" / name)
-    done = subprocess.run(
-        ["kubectl", "kustomize", folder], capture_output=True, text=True, check=True
-    )
-    built = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
+    built = {
+        each["kind"]: each for each in yaml.safe_load_all(kubectl("kustomize", folder))
+    }
     wanted = GENERATE["rendered"](GENERATE["OVERLAYS"][name])
     assert built == {each["kind"]: each for each in wanted}
 
@@ -301,17 +301,28 @@ def test_a_run_here_says_how_large_the_gpu_must_be(
     assert "so any GPU is taken" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
+@needs_kubectl
+def test_kubectl_builds_the_base_and_the_watcher() -> None:
+    for part, wanted in (
+        ("base", GENERATE["rendered"](GENERATE["BASE"])),
+        ("watch", GENERATE["rendered"](GENERATE["WATCH"], "--watch")),
+    ):
+        text = kubectl("kustomize", str(K8S / part))
+        built = {each["kind"]: each for each in yaml.safe_load_all(text)}
+        assert built == {each["kind"]: each for each in wanted}
+        assert main(["lint", str(K8S / part)]) == 0
+
+
+@needs_kubectl
 def test_kubectl_builds_what_is_rendered(folder: Path) -> None:
     """Its parser of YAML is another one than ours."""
     hostile = {"annotations": {"a": "1e3", "b": "y", "c": "0o7", "d": "x: #\n- {"}}
     section = {"image": "x", **hostile, "labels": {"n": "n", "e": "1e3"}}
     jobs.write_job(folder, f"kubernetes: {json.dumps(section)}")
     assert main(["render", "job.yaml", "--output", "out"]) == 0
-    done = subprocess.run(
-        ["kubectl", "kustomize", "out"], capture_output=True, text=True, check=True
-    )
-    built = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
+    built = {
+        each["kind"]: each for each in yaml.safe_load_all(kubectl("kustomize", "out"))
+    }
     for path in (folder / "out").glob("*.yaml"):
         ours = yaml.safe_load(path.read_text())
         if ours["kind"] != "Kustomization":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +12,9 @@ import pytest
 import kubernetes_jobs as jobs
 from fake_cluster import FakeCluster
 from oomrun.cli import main
+from programs import KUBECTL, kubectl, needs_kubectl
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("kubectl") is None, reason="there is no kubectl"
-)
+pytestmark = needs_kubectl
 
 SECTION = """strategy: horovod
 kubernetes:
@@ -41,14 +39,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClu
     server.close()
 
 
-def kubectl(*words: str, given: str | None = None) -> str:
-    done = subprocess.run(
-        ["kubectl", *words], input=given, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_kubectl_makes_waits_reads_and_deletes(
     cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,8 +46,7 @@ def test_kubectl_makes_waits_reads_and_deletes(
     text = capsys.readouterr().out
     assert main(["render", "job.yaml", "--json"]) == 0
     rendered = json.loads(capsys.readouterr().out)["items"]
-    # Its check of fields is the server's, by a document that ours does not have.
-    said = kubectl("create", "--validate=false", "-f", "-", given=text)
+    said = kubectl("create", "-f", "-", given=text)
     assert said.count(" created") == len(rendered) == 7
     for wanted in rendered:
         (kept,) = [o for o in cluster.objects.values() if o["kind"] == wanted["kind"]]
@@ -70,8 +59,29 @@ def test_kubectl_makes_waits_reads_and_deletes(
     assert kubectl("logs", "digits-0-a") == "step 1\n"
     found = json.loads(kubectl("get", "jobs", "-o", "json"))
     assert [each["metadata"]["name"] for each in found["items"]] == ["digits"]
+    own = "--selector=app.kubernetes.io/instance=digits"
+    kinds = ",".join(sorted(plural for plural, _, _ in cluster.objects))
+    listed = kubectl("get", kinds, own, "-o", "name").splitlines()
+    assert len(listed) == len(rendered) + 1  # the pod
+    seen = kubectl("get", "jobs", own, "--watch-only", "-o", "name")
+    assert seen == "job.batch/digits\n"
     cluster.finish("digits", "Complete")
     words = ("wait", "--for=condition=Complete", "--timeout=60s", "job/digits")
     assert "condition met" in kubectl(*words)
     kubectl("delete", "--wait=false", "-f", "-", given=text)
     assert {plural for plural, _, _ in cluster.objects} == {"pods"}
+
+
+def test_kubectl_asks_the_server_to_check_the_fields(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So a misspelt one is refused, and nothing half-made is left of it."""
+    assert main(["render", "job.yaml"]) == 0
+    text = capsys.readouterr().out.replace("completionMode:", "completionMod:")
+    assert KUBECTL is not None
+    done = subprocess.run(
+        [KUBECTL, "apply", "-f", "-"], input=text, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "completionMod" in done.stderr
+    assert "jobs" not in {plural for plural, _, _ in cluster.objects}

@@ -2,208 +2,97 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kubernetes_jobs as jobs
-from oomrun.kubernetes import versions
+from bad_manifests import (
+    BAD,
+    GOOD,
+    IN_CONTAINER,
+    IN_POD,
+    Bad,
+    Change,
+    by_kind,
+    container,
+    pod,
+)
+from oomrun.kubernetes import finding, versions
+from oomrun.kubernetes.finding import Findings
 from oomrun.kubernetes.lint import lint
 from oomrun.kubernetes.manifests import manifests
 from oomrun.kubernetes.reading import Unreadable, read
 
-Manifest = dict[str, Any]
-Change = Callable[[Manifest], object]
-GOOD = manifests(jobs.submission(jobs.FULL))
 
-
-def by_kind(kind: str) -> Manifest:
-    (found,) = [each for each in GOOD if each["kind"] == kind]
-    return copy.deepcopy(found)
-
-
-def pod(job: Manifest) -> Manifest:
-    found: Manifest = job["spec"]["template"]["spec"]
-    return found
-
-
-def container(job: Manifest) -> Manifest:
-    found: Manifest = pod(job)["containers"][0]
-    return found
-
-
-def rule(job: Manifest, index: int) -> Manifest:
-    found: Manifest = job["spec"]["podFailurePolicy"]["rules"][index]
-    return found
-
-
-IN_POD = "spec.template.spec"
-IN_CONTAINER = f"{IN_POD}.containers[0]"
-POLICY = "spec.podFailurePolicy"
-
-BAD: list[tuple[str, Change, str, str]] = [
-    # words that are none of the known ones
-    ("restartPolicy", lambda j: pod(j).update(restartPolicy="Bogus"),
-     f"{IN_POD}.restartPolicy", "expected Never or OnFailure in a Job, got Bogus"),
-    ("Always in a Job", lambda j: pod(j).update(restartPolicy="Always"),
-     f"{IN_POD}.restartPolicy", "expected Never or OnFailure"),
-    ("completionMode", lambda j: j["spec"].update(completionMode="indexed"),
-     "spec.completionMode", "expected NonIndexed or Indexed"),
-    ("podReplacementPolicy", lambda j: j["spec"].update(podReplacementPolicy="Never"),
-     "spec.podReplacementPolicy", "expected Failed or TerminatingOrFailed"),
-    ("imagePullPolicy", lambda j: container(j).update(imagePullPolicy="Sometimes"),
-     f"{IN_CONTAINER}.imagePullPolicy", "expected Always or IfNotPresent or Never"),
-    ("action", lambda j: rule(j, 0).update(action="Fail"),
-     f"{POLICY}.rules[0].action", "expected FailJob or FailIndex"),
-    ("exit code operator", lambda j: rule(j, 1)["onExitCodes"].update(operator="Is"),
-     f"{POLICY}.rules[1].onExitCodes.operator", "expected In or NotIn"),
-    ("condition status", lambda j: rule(j, 0)["onPodConditions"][0].pop("status"),
-     f"{POLICY}.rules[0].onPodConditions[0].status", 'expected "True" in quotes'),
-    ("toleration effect", lambda j: pod(j)["tolerations"][0].update(effect="Never"),
-     f"{IN_POD}.tolerations[0].effect", "expected NoSchedule"),
-    ("seccomp",
-     lambda j: pod(j)["securityContext"].update(seccompProfile={"type": "x"}),
-     f"{IN_POD}.securityContext.seccompProfile.type", "expected RuntimeDefault"),
-    ("medium", lambda j: pod(j)["volumes"][3]["emptyDir"].update(medium="memory"),
-     f"{IN_POD}.volumes[3].emptyDir.medium", "expected  or Memory"),
-    # quantities and resources
-    ("quantity", lambda j: container(j)["resources"]["limits"].update(memory="8Gib"),
-     f"{IN_CONTAINER}.resources.limits.memory", "expected a quantity"),
-    ("request over limit",
-     lambda j: container(j)["resources"]["requests"].update(memory="1Ti"),
-     f"{IN_CONTAINER}.resources.limits.memory", "the request of memory is larger"),
-    ("GPUs unequal",
-     lambda j: container(j)["resources"]["limits"].update(
-         {"nvidia.com/mig-3g.40gb": "2"}),
-     f"{IN_CONTAINER}.resources.requests.nvidia.com/mig-3g.40gb",
-     "request and limit of nvidia.com/mig-3g.40gb must be the same"),
-    ("GPU without limit",
-     lambda j: container(j)["resources"]["limits"].pop("nvidia.com/mig-3g.40gb"),
-     f"{IN_CONTAINER}.resources.requests.nvidia.com/mig-3g.40gb", "needs a limit"),
-    ("half a GPU",
-     lambda j: [container(j)["resources"][k].update({"nvidia.com/mig-3g.40gb": "500m"})
-                for k in ("requests", "limits")],
-     f"{IN_CONTAINER}.resources.limits.nvidia.com/mig-3g.40gb", "a whole number"),
-    # names
-    ("name", lambda j: j["metadata"].update(name="Digits"),
-     "metadata.name", "got 'Digits'"),
-    ("name with a line break", lambda j: j["metadata"].update(name="digits\n"),
-     "metadata.name", "lower-case letters"),
-    ("no name", lambda j: j["metadata"].pop("name"), "metadata.name", "got None"),
-    ("host", lambda j: j["metadata"].update(name="a" * 62),
-     "metadata.name", "a pod's host would be"),
-    ("namespace", lambda j: j["metadata"].update(namespace="a.b"),
-     "metadata.namespace", "expected a namespace"),
-    ("label", lambda j: j["metadata"]["labels"].update(team="a b"),
-     "metadata.labels.team", "expected a label's value"),
-    ("label's key", lambda j: j["metadata"]["labels"].update({"/x": "y"}),
-     "metadata.labels./x", "expected a label's key"),
-    ("annotation", lambda j: j["metadata"]["annotations"].update(a=True),
-     "metadata.annotations.a", "expected a text in quotes"),
-    ("port's name",
-     lambda j: container(j)["ports"][0].update(name="metrics-of-the-job"),
-     f"{IN_CONTAINER}.ports[0].name", "at most 15"),
-    ("variable", lambda j: container(j)["env"][0].update(name="A B"),
-     f"{IN_CONTAINER}.env[0].name", "the name of a variable"),
-    ("variable twice", lambda j: container(j)["env"][1].update(name="HOME"),
-     f"{IN_CONTAINER}.env[1].name", "there are two variables HOME"),
-    # what needs something beside it
-    ("policy without Never", lambda j: pod(j).update(restartPolicy="OnFailure"),
-     POLICY, "needs restartPolicy: Never"),
-    ("policy without Failed",
-     lambda j: j["spec"].update(podReplacementPolicy="TerminatingOrFailed"),
-     "spec.podReplacementPolicy", "podFailurePolicy needs Failed"),
-    ("per index without Indexed", lambda j: j["spec"].pop("completionMode"),
-     "spec.backoffLimitPerIndex", "needs completionMode: Indexed"),
-    ("maxFailedIndexes alone", lambda j: j["spec"].pop("backoffLimitPerIndex"),
-     "spec.maxFailedIndexes", "needs backoffLimitPerIndex"),
-    ("Indexed without completions", lambda j: j["spec"].pop("completions"),
-     "spec.completionMode", "Indexed needs completions"),
-    ("0 in exit codes",
-     lambda j: rule(j, 2)["onExitCodes"].update(values=[0, 1]),
-     f"{POLICY}.rules[2].onExitCodes.values", "0 is no failure"),
-    ("exit codes out of order",
-     lambda j: rule(j, 2)["onExitCodes"].update(values=[3, 1]),
-     f"{POLICY}.rules[2].onExitCodes.values", "in ascending order"),
-    ("no such container",
-     lambda j: rule(j, 1)["onExitCodes"].update(containerName="main"),
-     f"{POLICY}.rules[1].onExitCodes.containerName", "there is no container main"),
-    ("empty rule", lambda j: rule(j, 1).pop("onExitCodes"),
-     f"{POLICY}.rules[1]", "expected one of onExitCodes"),
-    # volumes
-    ("mount without volume", lambda j: pod(j)["volumes"].pop(3),
-     f"{IN_CONTAINER}.volumeMounts[3].name", "there is no volume shm"),
-    ("volume without mount", lambda j: container(j)["volumeMounts"].pop(3),
-     f"{IN_POD}.volumes[3]", "no container mounts the volume shm"),
-    ("two mounts at one path",
-     lambda j: container(j)["volumeMounts"][3].update(mountPath="/tmp"),
-     f"{IN_CONTAINER}.volumeMounts[3].mountPath", "there are two mounts /tmp"),
-    ("out of the volume",
-     lambda j: pod(j)["volumes"][0]["configMap"]["items"][1].update(path="../x"),
-     f"{IN_POD}.volumes[0].configMap.items[1].path", "leads out of the volume"),
-    ("no such key in the ConfigMap",
-     lambda j: pod(j)["volumes"][0]["configMap"]["items"][1].update(key="x"),
-     f"{IN_POD}.volumes[0].configMap.items[1].key", "the ConfigMap has no key x"),
-    # placement
-    ("Gt with text",
-     lambda j: pod(j)["affinity"]["nodeAffinity"][
-         "requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0][
-         "matchExpressions"][0].update(values=["24GiB"]),
-     f"{IN_POD}.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
-     ".nodeSelectorTerms[0].matchExpressions[0].values", "one whole number"),
-    # the restricted profile
-    ("root", lambda j: pod(j)["securityContext"].update(runAsUser=0),
-     f"{IN_CONTAINER}.securityContext.runAsUser", "does not let root in"),
-    ("may be root", lambda j: pod(j)["securityContext"].pop("runAsNonRoot"),
-     f"{IN_CONTAINER}.securityContext.runAsNonRoot", "wants true"),
-    ("escalation",
-     lambda j: container(j)["securityContext"].pop("allowPrivilegeEscalation"),
-     f"{IN_CONTAINER}.securityContext.allowPrivilegeEscalation", "wants false"),
-    ("capabilities", lambda j: container(j)["securityContext"].pop("capabilities"),
-     f"{IN_CONTAINER}.securityContext.capabilities.drop", "wants [ALL]"),
-    ("host path",
-     lambda j: pod(j)["volumes"].__setitem__(
-         2, {"name": "tmp", "hostPath": {"path": "/"}}),
-     f"{IN_POD}.volumes[2].hostPath", "lets no hostPath in"),
-    ("host network", lambda j: pod(j).update(hostNetwork=True),
-     f"{IN_POD}.hostNetwork", "does not let it in"),
-]  # fmt: skip
-
-
-def found_in(manifest: Manifest) -> list[tuple[str, str]]:
-    others = [each for each in GOOD if each["kind"] != manifest["kind"]]
-    *_, findings = lint([*others, manifest])
+def found_in(bad: Bad) -> list[tuple[str, str]]:
+    """What is found in the object that it changes, beside the other good ones."""
+    changed = by_kind(bad.kind)
+    others = [each for each in GOOD if each != changed]
+    bad.change(changed)
+    *_, findings = lint([*others, changed], bad.version)
     return [(finding.path, finding.message) for finding in findings]
 
 
-@pytest.mark.parametrize(
-    ("change", "path", "said"),
-    [case[1:] for case in BAD],
-    ids=[case[0] for case in BAD],
-)
-def test_a_bad_job(change: Change, path: str, said: str) -> None:
-    job = by_kind("Job")
-    assert found_in(job) == []
-    change(job)
-    assert any(at == path and said in message for at, message in found_in(job)), (
-        found_in(job)
-    )
+def test_there_is_nothing_in_the_good_ones() -> None:
+    assert not any(lint(GOOD, (1, 29)))
+    assert len({bad.name for bad in BAD}) == len(BAD)
 
 
-def test_a_config_map_that_is_too_large() -> None:
-    config = by_kind("ConfigMap")
-    config["data"]["x"] = "é" * (2**19 + 1)
-    assert ("data", "it holds") in [(at, m[:8]) for at, m in found_in(config)]
-    config["data"]["x"] = ""
-    config["data"]["a/b"] = ""
-    assert [at for at, _ in found_in(config)] == ["data.a/b"]
+@pytest.mark.parametrize("bad", BAD, ids=[bad.name for bad in BAD])
+def test_a_bad_example(bad: Bad) -> None:
+    found = found_in(bad)
+    assert any(at == bad.path and bad.said in message for at, message in found), found
 
 
-def test_two_of_one_name() -> None:
-    findings = lint([*GOOD, by_kind("ConfigMap")])[-1]
-    assert [finding.path for finding in findings] == ["metadata.name"]
+def test_each_rule_has_a_bad_example() -> None:
+    """Each place in the lint that reports something is come to by one of them."""
+    reached: set[tuple[str, int]] = set()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code is Findings.add.__code__:
+            caller = frame.f_back
+            while Path(caller.f_code.co_filename) == Path(finding.__file__):
+                caller = caller.f_back
+            reached.add((caller.f_code.co_filename, caller.f_lineno))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        for bad in BAD:
+            found_in(bad)
+    finally:
+        sys.setprofile(before)
+    rules = list(reporting(Path(finding.__file__).parent))
+    assert len(rules) > 70
+    without = [
+        f"{path.name}:{call.lineno}: {ast.unparse(call)}"
+        for path, call in rules
+        if not any(
+            path == Path(file) and call.lineno <= line <= (call.end_lineno or 0)
+            for file, line in reached
+        )
+    ]
+    assert without == []
+
+
+def reporting(folder: Path) -> Iterator[tuple[Path, ast.Call]]:
+    """Each call that reports a finding."""
+    for path in folder.glob("*.py"):
+        if path == Path(finding.__file__):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(
+                        value=ast.Name(id="findings"), attr="add" | "one_of" | "fits"
+                    )
+                ):
+                    yield path, node
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import kubernetes_validate
 import pytest
@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 import kubernetes_jobs as jobs
 from oomrun.core import jobfile
+from oomrun.core.errors import SpecError
 from oomrun.core.events import StateMeasured
+from oomrun.core.kubernetes_spec import Mode
 from oomrun.core.measured_plan import plan_elsewhere
 from oomrun.core.topology import Host
-from oomrun.kubernetes import pod, quantities, writing
+from oomrun.kubernetes import pod, quantities, versions, writing
 from oomrun.kubernetes.gpu_memory import gpu_need
 from oomrun.kubernetes.lint import lint
 from oomrun.kubernetes.manifests import manifests
@@ -76,6 +78,16 @@ def test_every_job_is_valid_in_every_version(version: str, mode: str) -> None:
     for made in map(manifests, every):
         valid(made, version)
         assert not any(lint(made, (int(parts[0]), int(parts[1]))))
+
+
+def test_every_job_mode_and_version_is_among_them() -> None:
+    """Of the test above: what is added later is in it, too."""
+    root = Path(__file__).parents[2] / "configs"
+    assert sorted(root.rglob("*.y*ml")) == CONFIGS
+    assert get_args(Mode) == MODES
+    known = [versions.parse_version(version) for version in jobs.VERSIONS]
+    minors = range(versions.OLDEST[1], versions.NEWEST[1] + 1)
+    assert known == [(1, minor) for minor in minors]
 
 
 def test_the_schema_check_can_fail() -> None:
@@ -173,10 +185,18 @@ def test_which_ends_of_a_pod_are_tried_again() -> None:
 def test_labels_are_labels_and_those_of_oomrun_stay() -> None:
     local = replace(jobs.submission(), version="0.1.0+abc")
     assert local.labels["app.kubernetes.io/version"] == "0.1.0-abc"
-    monitor = "pod_monitor: {app.kubernetes.io/managed-by: x, a: b}"
-    made = jobs.rendered(f"kubernetes: {{image: x, {monitor}}}")["PodMonitor"]
-    assert made["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "oomrun"
-    assert made["metadata"]["labels"]["a"] == "b"
+    with pytest.raises(SpecError, match=r"managed-by.*oomrun sets it"):
+        jobs.submission(
+            "kubernetes: {image: x, pod_monitor: {app.kubernetes.io/managed-by: x}}"
+        )
+    made = jobs.rendered("kubernetes: {image: x, pod_monitor: {a: b}}")["PodMonitor"]
+    assert made["metadata"]["labels"] == {"a": "b", **jobs.submission().labels}
+
+
+def test_a_user_s_annotation_wins_over_that_for_scrapes() -> None:
+    section = 'kubernetes: {image: x, annotations: {prometheus.io/scrape: "false"}}'
+    template = jobs.rendered(section)["Job"]["spec"]["template"]
+    assert template["metadata"]["annotations"]["prometheus.io/scrape"] == "false"
 
 
 def test_metrics_can_be_left_out() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -26,6 +27,15 @@ GIB = 2**30
 FREE = Settings(memory_bytes=16 * GIB, memory_max_bytes=40 * GIB)
 
 
+#: No more memory, but a lever.
+LISTED = Settings(
+    memory_bytes=16 * GIB,
+    memory_max_bytes=None,
+    levers=("xla_off", "host_pipeline"),
+    pulled=("recompute",),
+)
+
+
 def end(failure: Failure, code: int = 1, size: int | None = None) -> Ending:
     return Ending(
         uid="u", failure=failure, exit_code=code, message="m", micro_batch_failed=size
@@ -47,6 +57,13 @@ def end(failure: Failure, code: int = 1, size: int | None = None) -> Ending:
             None,
             Settings(memory_bytes=GIB, memory_max_bytes=40 * GIB),
             ("kubernetes.memory=2048MiB",),
+        ),
+        ("host_oom", None, LISTED, ("recovery.pulled=[recompute, host_pipeline]",)),
+        (
+            "host_oom",
+            None,
+            replace(LISTED, memory_max_bytes=40 * GIB),
+            ("kubernetes.memory=24576MiB",),
         ),
         ("device_oom", 9, FREE, ("batch.micro={max: 4}",)),
         ("evicted", None, FREE, ()),
@@ -150,6 +167,25 @@ def test_overrides_are_read_as_they_are_meant(mib: int, size: int) -> None:
         assert examined.spec.batch.micro.size == size  # type: ignore[union-attr]
 
 
+def test_a_lever_is_pulled_once() -> None:
+    pulled = replace(LISTED, pulled=("recompute", "host_pipeline"))
+    found = decide(end("host_oom", 137), pulled, used=0, most=10)
+    assert isinstance(found, GiveUp)
+    # Or the run had pulled it itself, and has said so.
+    said = replace(end("host_oom", 1), levers=("host_pipeline",))
+    found = decide(said, LISTED, used=0, most=10)
+    assert isinstance(found, GiveUp)
+    assert "kubernetes.memory_max would let it" in found.reason
+
+
+def test_pulled_levers_are_read_as_they_are_meant() -> None:
+    found = Resubmit(reason="", pulled=("recompute", "host_pipeline"))
+    text = "name: a\nscript: t.py\nrecovery: {levers: [host_pipeline]}\n"
+    spec = jobfile.load(text, filename="j", overrides=found.overrides, environment={})
+    assert spec.recovery.pulled == ("recompute", "host_pipeline")
+    assert spec.recovery.left == ()
+
+
 def failed_job(status: dict[str, Any], reason: str = "PodFailurePolicy") -> Any:
     job = {
         "kind": "Job",
@@ -174,7 +210,9 @@ SAID = last_words.of_state(
     1,
     "no restart is left",
 )
-HOST = last_words.of_state(JobState(last_cause="host_oom"), 1, "host memory ran out")
+HOST = last_words.of_state(
+    JobState(last_cause="host_oom", levers=("host_pipeline",)), 1, "host memory ran out"
+)
 PREEMPTED = {"conditions": [{"type": "DisruptionTarget", "status": "True"}]}
 
 
@@ -204,6 +242,8 @@ def test_why_it_failed(
     assert said in found.message
     if status == terminated(1, message=SAID):
         assert found.micro_batch_failed == 8
+    wanted = ("host_pipeline",) if status == terminated(1, message=HOST) else ()
+    assert found.levers == wanted
 
 
 def test_a_deadline_is_nobody_s_failure() -> None:

@@ -94,6 +94,21 @@ def test_host_memory_is_raised_up_to_what_the_job_file_allows(
     assert len({line["uid"] for line in decisions()}) == 4
 
 
+def test_a_lever_for_host_memory_where_the_job_file_lists_it(
+    cluster: FakeCluster, tmp_path: Path, capsys: Say
+) -> None:
+    listed = "recovery: {levers: [micro_batch, host_pipeline], pulled: [recompute]}\n"
+    jobs.write_job(tmp_path, listed + SECTION.replace("20GiB", "12GiB"))
+    lives = Lives(cluster, OOM_KILLED, OOM_KILLED, OOM_KILLED)
+    assert watch() == 137
+    assert lives.asked == ["8Gi", "12Gi", "12Gi"]
+    pulled = "recovery.pulled=[recompute, host_pipeline]"
+    assert [pulled in words for words in lives.commands] == [False, False, True]
+    said = capsys.readouterr().err
+    assert "lever host_pipeline (tf.data and PyDatasets hold one batch ahead" in said
+    assert "it had all that kubernetes.memory_max allows (12GiB)" in said
+
+
 def test_an_eviction_changes_nothing(cluster: FakeCluster) -> None:
     lives = Lives(cluster, EVICTED, ended(75), ended(143), None)
     assert watch() == 0

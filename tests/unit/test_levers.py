@@ -13,11 +13,14 @@ from oomrun.core import levers
 from oomrun.core import plan as plans
 from oomrun.core.diagnosis import Cause, Diagnosis
 from oomrun.core.errors import SpecError
+from oomrun.core.group_planning import plan_for
 from oomrun.core.jobfile import load
 from oomrun.core.plan import DevicePlan, Plan
 from oomrun.core.policy import Fail, Limits, Restart, decide
 from oomrun.core.state import JobState
+from oomrun.core.topology import Device, Host, Inventory
 from oomrun.environment import overruled, worker_environment
+from oomrun.launching import policy_limits
 
 ALL = (
     "allocator",
@@ -207,6 +210,36 @@ def test_a_command_takes_micro_batches_only() -> None:
     (problem,) = found.value.problems
     assert problem.path == "recovery.levers[1]"
     assert "recompute is not to be had of a command" in problem.message
+    text = "name: x\ncommand: [./x]\nrecovery: {pulled: [recompute]}\n"
+    with pytest.raises(SpecError, match="recompute is not to be had of a command"):
+        load(text, filename="job.yaml", environment={})
+
+
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_levers_that_are_pulled_from_the_beginning(cpus: int) -> None:
+    listed = "{levers: [recompute, xla_off, micro_batch], pulled: [recompute]}"
+    devices = f"devices: {{cpu: {cpus}, memory: {['1GiB'] * cpus}}}"
+    text = f"name: x\nscript: t.py\nrecovery: {listed}\n{devices}\n"
+    spec = load(text, filename="job.yaml", environment={})
+    size = {"total_bytes": 2**33, "free_bytes": 2**33}
+    cpu = Device(id="cpu:0", kind="cpu", name="CPU", **size)
+    host = Host(memory_total_bytes=2**33, memory_available_bytes=2**33)
+    inventory = Inventory(devices=(cpu,), host=host)
+
+    def planned(known: JobState) -> dict[str, Any]:
+        return plans.to_json(plan_for(spec, inventory, known))
+
+    first = planned(JobState())
+    assert first["levers"] == ["recompute"]
+    found = state(plan=first)
+    assert levers.in_force(found) == ("recompute",)
+    out = Diagnosis(cause=Cause.DEVICE_OOM, summary="out")
+    decision = decide(out, found, policy_limits(spec))
+    assert isinstance(decision, Restart)
+    assert decision.levers == ("xla_off",)
+    again = after(found, decision, 2)
+    assert levers.in_force(again) == ("recompute", "xla_off")
+    assert planned(again)["levers"] == ["recompute", "xla_off"]
 
 
 def test_every_lever_says_what_it_does_and_costs() -> None:

@@ -231,6 +231,23 @@ def test_host_memory_is_not_met_with_a_smaller_micro_batch() -> None:
     assert "host memory" in decision.reason
 
 
+def test_a_container_that_was_killed_for_host_memory() -> None:
+    """What may be changed is changed; else it goes on if it had got anywhere."""
+    killed = Diagnosis(cause=Cause.HOST_OOM, summary="it was killed", container=True)
+    moved = state(step=5, step_at_attempt_start=4)
+    assert decide(killed, moved, LIMITS) == Restart(reason="it was killed")
+    listed = replace(LIMITS, levers=("micro_batch", "host_pipeline"))
+    decision = decide(killed, moved, listed)
+    assert isinstance(decision, Restart)
+    assert decision.levers == ("host_pipeline",)
+    pulled = replace(
+        moved, levers=("host_pipeline",), levers_tried=frozenset({"host_pipeline"})
+    )
+    assert decide(killed, pulled, listed) == Restart(reason="it was killed")
+    stood = replace(pulled, step=4)
+    assert isinstance(decide(killed, stood, listed), Fail)
+
+
 def test_a_worker_that_cannot_start_is_our_side() -> None:
     decision = decide(ended(Cause.MISCONFIGURATION), state(), LIMITS)
     assert isinstance(decision, Fail)

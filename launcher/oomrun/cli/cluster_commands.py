@@ -70,6 +70,12 @@ def add_parsers(subparsers: Any) -> None:
         metavar="N",
         help="with --watch: how often at most (default: 10)",
     )
+    send.add_argument(
+        "--once",
+        action="store_true",
+        help="with --watch: leave a job that this has made before, and that has "
+        "completed, was given up or is gone, as it is",
+    )
     _add_waiting(send)
     stay = _command(
         subparsers, "wait", wait, "wait for a job on a cluster",

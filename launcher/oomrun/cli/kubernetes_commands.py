@@ -61,6 +61,12 @@ def add_parsers(subparsers: Any) -> None:
         help="write a file for each object and a kustomization.yaml there (default: -, "
         "to standard output)",
     )
+    show.add_argument(
+        "--watch",
+        action="store_true",
+        help="print the objects of a pod on the cluster that submits the job and "
+        "watches it, as `oomrun submit --watch` does here",
+    )
     add_version_option(show)
     add_mode_option(show)
     show.add_argument("--json", action="store_true", help="print one JSON list")
@@ -116,6 +122,8 @@ def render(args: argparse.Namespace) -> int:
 
     submission = read_submission(args)
     made = checked_manifests(submission, args.kubernetes_version)
+    if args.watch:
+        made = _watcher(submission, args.kubernetes_version)
     for note in describe_need(submission):
         print(f"oomrun: {note}", file=sys.stderr)
     if args.output != "-":
@@ -136,10 +144,27 @@ def checked_manifests(
     Raises:
         OomrunError: something was: what the job file says leads to it.
     """
-    from oomrun.kubernetes.lint import lint as check
     from oomrun.kubernetes.manifests import manifests
 
-    made = manifests(submission)
+    return _checked(manifests(submission), version)
+
+
+def _watcher(submission: Submission, version: Version | None) -> list[dict[str, Any]]:
+    from oomrun.kubernetes.watcher import watcher_objects
+
+    if submission.section.namespace is None:
+        raise _Rejected(
+            "--watch needs kubernetes.namespace, to give rights to an account there "
+            "(such as --set kubernetes.namespace=default)"
+        )
+    return _checked(watcher_objects(submission), version)
+
+
+def _checked(
+    made: list[dict[str, Any]], version: Version | None
+) -> list[dict[str, Any]]:
+    from oomrun.kubernetes.lint import lint as check
+
     wrong = [
         f"{manifest['kind']} {manifest['metadata']['name']}: {_told(finding)}"
         for manifest, findings in zip(made, check(made, version), strict=True)

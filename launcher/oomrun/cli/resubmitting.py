@@ -22,7 +22,7 @@ from typing import Any
 from oomrun.cli.cluster_job import read_submission
 from oomrun.cli.cluster_waiting import Waiting, pods_of, say
 from oomrun.core.errors import PlatformError
-from oomrun.core.spec import JobSpec
+from oomrun.core.spec import Command, JobSpec
 from oomrun.kubernetes.cluster import Cluster
 from oomrun.kubernetes.endings import standing
 from oomrun.kubernetes.resubmission import (
@@ -162,6 +162,11 @@ class Resubmitting:
     def _begin(self) -> None:
         """Submits the job, unless it is there and ours to watch."""
         found = self._on_cluster()
+        if found is None and self.decisions.to_carry_out:
+            self._make()
+            return
+        if found is None and self.args.once and self.decisions.lines:
+            return  # somebody has deleted it
         if found is not None:
             state = standing(found, ()).state
             uid = str(found["metadata"]["uid"])
@@ -170,15 +175,11 @@ class Resubmitting:
                 self.decisions.add_made(uid)
                 return
             decided = self.decisions.of(uid)
-            if (
-                state == "failed"
-                and self.decisions.made(uid)
-                and (decided is None or decided["do"] == "resubmit")
-            ):
-                return  # it failed, or was to be submitted again, when nobody watched
-        elif self.decisions.to_carry_out:
-            self._make()
-            return
+            # It failed, or was to be submitted again, when nobody watched.
+            open_end = decided is None or decided["do"] == "resubmit"
+            goes_on = self.args.once or (state == "failed" and open_end)
+            if self.decisions.made(uid) and goes_on:
+                return
         self.decisions.begin()
         self._make()
 
@@ -232,4 +233,6 @@ def _settings(spec: JobSpec) -> Settings:
         memory_bytes=section.memory_bytes,
         memory_max_bytes=section.memory_max_bytes,
         micro_batch_fixed=isinstance(spec.batch.micro, int),
+        levers=() if isinstance(spec.program, Command) else spec.recovery.left,
+        pulled=spec.recovery.pulled,
     )

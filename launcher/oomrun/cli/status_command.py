@@ -145,7 +145,7 @@ def _lines(state: JobState, alive: bool, run_dir: RunDir) -> Iterator[str]:
     if state.checkpoint is not None:
         size = units.format_bytes(state.checkpoint.size_bytes)
         yield f"  checkpoint   {state.checkpoint.name}, {size}"
-    for lever in state.levers:
+    for lever in levers.in_force(state):
         yield f"  lever        {words.one_line(levers.in_words(lever))}"
     if state.last_decision:
         yield f"  decision     {words.one_line(state.last_decision)}"

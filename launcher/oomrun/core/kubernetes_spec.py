@@ -14,6 +14,14 @@ WORKSPACE = "/workspace"
 JOB_FOLDER = "/etc/oomrun"
 #: The name of the job file there.
 JOB_FILE = "job.yaml"
+#: Labels and annotations that objects have anyway.
+OWN_KEYS = (
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/version",
+    "app.kubernetes.io/instance",
+    "app.kubernetes.io/managed-by",
+    "oomrun/digest",
+)
 
 _GIB = 2**30
 

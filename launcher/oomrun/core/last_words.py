@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from oomrun.core import levers
 from oomrun.core.state import JobState
 
 __all__ = ["VARIABLE", "of_error", "of_state", "read"]
@@ -34,6 +35,7 @@ def of_state(state: JobState, exit_code: int, reason: str) -> str:
             "attempt": state.attempt,
             "step": state.step,
             "micro_batch_failed": min(known, default=None),
+            "levers": list(levers.in_force(state)),
         }
     )
 

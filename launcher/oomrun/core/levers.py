@@ -18,7 +18,8 @@ from oomrun.core.causes import Cause
 from oomrun.core.state import JobState
 
 __all__ = [
-    "LEVERS", "MICRO_BATCH", "Lever", "due", "in_words", "left", "to_take_back",
+    "LEVERS", "MICRO_BATCH", "Lever", "due", "in_force", "in_words", "left",
+    "to_take_back",
 ]  # fmt: skip
 
 MICRO_BATCH = "micro_batch"
@@ -136,6 +137,13 @@ def to_take_back(state: JobState) -> str | None:
         return None
     # What had run and then failed may fail again.
     return state.levers[-1] if before is None or failed < before else None
+
+
+def in_force(state: JobState) -> tuple[str, ...]:
+    """All levers of a run: those of the job file, then those that it came to."""
+    planned = (state.plan or {}).get("levers") or ()
+    first = [lever for lever in planned if lever not in state.levers_tried]
+    return tuple(dict.fromkeys((*first, *state.levers)))
 
 
 def in_words(name: str) -> str:

@@ -101,7 +101,7 @@ def make_plan(spec: JobSpec, inventory: Inventory, state: JobState) -> Plan:
         memory_mode=spec.memory.mode,
         devices=(planned,),
         notes=tuple(notes),
-        levers=state.levers,
+        levers=spec.recovery.in_force(state.levers),
     )
 
 

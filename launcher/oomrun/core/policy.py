@@ -103,13 +103,13 @@ def decide(
         return Fail(reason=f"{diagnosis.summary}; no restart is left ({setting})")
     if cause is Cause.DEVICE_OOM:
         return _after_device_oom(diagnosis, state, limits)
-    if cause is Cause.HOST_OOM and diagnosis.container and _moved(state):
-        # It may have grown slowly, and begins anew.
-        return Restart(reason=diagnosis.summary, delay_s=_back_off_s(used))
     if cause is Cause.HOST_OOM:
         left = levers.left(limits.levers, state, cause)
         if left is not None and not limits.command:
             return _pull(left, diagnosis, state)
+        if diagnosis.container and _moved(state):
+            # It may have grown slowly, and begins anew.
+            return Restart(reason=diagnosis.summary, delay_s=_back_off_s(used))
         return Fail(
             reason=f"{diagnosis.summary}. A smaller micro-batch does not shrink what "
             "the script itself keeps in host memory: give the machine or the cgroup "

@@ -77,6 +77,8 @@ class Cpus:
 
 Devices = Auto | Gpus | Cpus
 StrategyName = Literal["auto", "single", "mirrored", "horovod", "multi_worker_mirrored"]
+#: The strategies that start a worker for each device.
+IN_WORKERS = ("horovod", "multi_worker_mirrored")
 BatchNorm = Literal["micro_batch", "freeze", "refuse"]
 MemoryMode = Literal["growth", "limit", "preallocate"]
 
@@ -127,15 +129,25 @@ class RestartLimits:
 class RecoverySpec:
     """What may be done when memory runs out or a worker dies.
 
-    ``hang_after``: seconds of silence after which a worker counts as hanging; None:
-    never.
+    ``pulled``: levers that are in force from the first attempt on. ``hang_after``:
+    seconds of silence after which a worker counts as hanging; None: never.
     """
 
     in_process: Literal["auto", "never"] = "auto"
     levers: tuple[str, ...] = ("micro_batch",)
+    pulled: tuple[str, ...] = ()
     max_restarts: RestartLimits = field(default_factory=RestartLimits)
     hang_after: Auto | float | None = AUTO
     grow_back: bool = True
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """Of ``levers`` those that are not in force from the beginning."""
+        return tuple(lever for lever in self.levers if lever not in self.pulled)
+
+    def in_force(self, later: tuple[str, ...]) -> tuple[str, ...]:
+        """All levers of an attempt, ``later`` being those that the run came to."""
+        return tuple(dict.fromkeys((*self.pulled, *later)))
 
 
 @dataclass(frozen=True, slots=True)

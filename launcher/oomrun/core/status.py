@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from oomrun.core import batch, breakdown, memory
+from oomrun.core import batch, breakdown, levers, memory
 from oomrun.core.state import RESTART_CAUSES, JobState
 
 __all__ = [
@@ -160,7 +160,7 @@ def status_json(state: JobState) -> dict[str, Any]:
         "devices": [_device_json(device) for device in devices(state)],
         "breakdown": _breakdown(state),
         "checkpoint": asdict(state.checkpoint) if state.checkpoint else None,
-        "levers": list(state.levers),
+        "levers": list(levers.in_force(state)),
         "last_decision": state.last_decision,
         "notes": _notes(state),
     }

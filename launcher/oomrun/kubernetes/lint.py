@@ -82,6 +82,8 @@ def _lint_one(manifest: Manifest, version: Version | None) -> Findings:
     if kind == "NetworkPolicy":
         for index, each in enumerate(listing(dig(manifest, "spec", "policyTypes"))):
             findings.one_of(each, f"spec.policyTypes[{index}]", ("Ingress", "Egress"))
+    if kind in ("RoleBinding", "ClusterRoleBinding"):
+        _subjects(manifest, findings)
     if version is not None:
         check_version(manifest, version, findings)
     return findings
@@ -168,6 +170,14 @@ def _selected(job: Manifest, findings: Findings) -> None:
     """A selector of one's own, which a Job should not have, must fit its pods."""
     if dig(job, "spec", "selector") and not dig(job, "spec", "manualSelector"):
         findings.add("spec.selector", "needs manualSelector: true", "or leave it out")
+
+
+def _subjects(manifest: Manifest, findings: Findings) -> None:
+    """An account is one of a namespace, and no default stands for it."""
+    for index, each in enumerate(map(mapping, listing(manifest.get("subjects")))):
+        if each.get("kind") == "ServiceAccount" and not each.get("namespace"):
+            at = f"subjects[{index}].namespace"
+            findings.add(at, "a ServiceAccount needs its namespace beside it")
 
 
 def _config_map(manifest: Manifest, findings: Findings) -> None:

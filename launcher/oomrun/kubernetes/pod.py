@@ -47,7 +47,7 @@ def template(
         index_of: the field of a pod that tells its index.
     """
     section = submission.section
-    annotations = dict(section.annotations)
+    annotations: dict[str, str] = {}
     # Only one pod has metrics, and annotations are alike in all of them.
     if submission.metrics_port is not None and section.pods == 1:
         annotations |= {
@@ -56,6 +56,7 @@ def template(
         }
         if submission.spec.metrics.tls:
             annotations["prometheus.io/scheme"] = "https"
+    annotations |= dict(section.annotations)  # who asks for another scrape gets it
     metadata: dict[str, Any] = {"labels": dict(submission.labels)}
     if annotations:
         metadata["annotations"] = annotations

@@ -5,8 +5,8 @@ job file allows and of what was tried before. Does not cover: carrying it out
 (``oomrun.cli.resubmitting``).
 
 A pod that ran out of device memory has already tried what it may; what is left to
-somebody outside is what a pod cannot do: more host memory, a pod elsewhere, and the
-micro-batch where the pod had no restart left.
+somebody outside is what a pod cannot do: more host memory, a pod elsewhere, and what
+the pod had no restart left for: the micro-batch, a lever for host memory.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from oomrun.core import last_words
+from oomrun.core.levers import LEVERS, in_words
 from oomrun.core.units import format_bytes
 from oomrun.kubernetes.endings import Standing, last_failed
 from oomrun.kubernetes.finding import dig, listing, mapping
@@ -53,6 +54,7 @@ class Ending:
         exit_code: what waiting for the job would end with.
         message: for people.
         micro_batch_failed: the smallest that ran out of device memory.
+        levers: that the run had pulled, where its last words say so.
     """
 
     uid: str
@@ -60,6 +62,7 @@ class Ending:
     exit_code: int
     message: str
     micro_batch_failed: int | None = None
+    levers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +73,15 @@ class Settings:
         memory_bytes: host memory of each pod.
         memory_max_bytes: what that may become; None: it stays.
         micro_batch_fixed: the job file names the micro-batch, so it stays.
+        levers: that the job file lists and that are not in force from the beginning.
+        pulled: those that are.
     """
 
     memory_bytes: int
     memory_max_bytes: int | None
     micro_batch_fixed: bool = False
+    levers: tuple[str, ...] = ()
+    pulled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +91,7 @@ class Resubmit:
     reason: str
     memory_bytes: int | None = None
     micro_batch_max: int | None = None
+    pulled: tuple[str, ...] | None = None
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -94,6 +102,8 @@ class Resubmit:
             changed.append(f"kubernetes.memory={self.memory_bytes // 2**20}MiB")
         if self.micro_batch_max is not None:
             changed.append(f"batch.micro={{max: {self.micro_batch_max}}}")
+        if self.pulled is not None:
+            changed.append(f"recovery.pulled=[{', '.join(self.pulled)}]")
         return tuple(changed)
 
 
@@ -121,13 +131,14 @@ def ending(job: Manifest, pods: Sequence[Manifest], found: Standing) -> Ending |
     pod = last_failed(ordered) or {}
     ended = _terminated(pod)
     said = last_words.read(ended.get("message"))
-    size = said.get("micro_batch_failed")
+    size, pulled = said.get("micro_batch_failed"), listing(said.get("levers"))
     return Ending(
         uid=str(dig(job, "metadata", "uid")),
         failure=_failure(job, pod, ended, said),
         exit_code=found.exit_code or 0,
         message=found.message,
         micro_batch_failed=size if isinstance(size, int) and size > 0 else None,
+        levers=tuple(each for each in pulled if isinstance(each, str)),
     )
 
 
@@ -187,7 +198,7 @@ def _by_failure(end: Ending, settings: Settings) -> Resubmit | GiveUp:
     stay = GiveUp(reason=end.message, exit_code=end.exit_code)
     match end.failure:
         case "host_oom":
-            return _more_memory(end, settings)
+            return _more_or_less_memory(end, settings)
         case "device_oom":
             return _smaller(end, settings)
         case "evicted" | "stopped" | "killed":
@@ -196,20 +207,33 @@ def _by_failure(end: Ending, settings: Settings) -> Resubmit | GiveUp:
             return stay
 
 
-def _more_memory(end: Ending, settings: Settings) -> Resubmit | GiveUp:
+def _more_or_less_memory(end: Ending, settings: Settings) -> Resubmit | GiveUp:
+    """More host memory while the job file lets it have more, then to need less."""
     most, had = settings.memory_max_bytes, settings.memory_bytes
-    if most is None:
-        hint = "kubernetes.memory_max would let it have more"
-        return GiveUp(reason=f"{end.message} ({hint})", exit_code=end.exit_code)
-    if had >= most:
-        given = format_bytes(most)
-        why = f"it had all that kubernetes.memory_max allows ({given})"
-        return GiveUp(reason=f"{end.message}; {why}", exit_code=end.exit_code)
+    if most is None or had >= most:
+        return _need_less(end, settings)
     # In whole GiB, as people write it.
     wanted = -int(-had * _GROWTH // _GIB) * _GIB
     memory = min(most, max(wanted, had + _GIB))
     change = f"kubernetes.memory {format_bytes(had)} -> {format_bytes(memory)}"
     return Resubmit(reason=f"{end.message}: {change}", memory_bytes=memory)
+
+
+def _need_less(end: Ending, settings: Settings) -> Resubmit | GiveUp:
+    """The next lever for host memory that neither we nor the run have pulled."""
+    known = {*settings.pulled, *end.levers}
+    for name in settings.levers:
+        if name in LEVERS and LEVERS[name].host and name not in known:
+            return Resubmit(
+                reason=f"{end.message}: lever {in_words(name)}",
+                pulled=(*settings.pulled, name),
+            )
+    most = settings.memory_max_bytes
+    if most is None:
+        hint = "kubernetes.memory_max would let it have more"
+        return GiveUp(reason=f"{end.message} ({hint})", exit_code=end.exit_code)
+    why = f"it had all that kubernetes.memory_max allows ({format_bytes(most)})"
+    return GiveUp(reason=f"{end.message}; {why}", exit_code=end.exit_code)
 
 
 def _smaller(end: Ending, settings: Settings) -> Resubmit | GiveUp:

@@ -251,8 +251,8 @@ def _secret(given: Mapping[str, object], section: str) -> Secret | None:
 def _recovery(given: Mapping[str, object]) -> RecoverySpec:
     causes = {cause: cause for cause in ("oom", "crash", "preemption", "hang")}
     limits = _some(given, "recovery.max_restarts", **causes)
-    keys = {key: key for key in ("in_process", "levers", "hang_after", "grow_back")}
-    values = _some(given, "recovery", **keys)
+    keys = ("in_process", "levers", "pulled", "hang_after", "grow_back")
+    values = _some(given, "recovery", **{key: key for key in keys})
     if "hang_after" in values:
         values["hang_after"] = _hang_after(values["hang_after"])
     return RecoverySpec(max_restarts=RestartLimits(**limits), **values)

@@ -26,11 +26,12 @@ def check(reading: Reading) -> None:
             wrong = "a command does this by itself, so the key would have no effect"
             problem = reading.keys[path].problem(path, wrong, "remove it")
             reading.problems.append(problem)
-    listed = reading.values.get("recovery.levers")
-    for index, lever in enumerate(listed if isinstance(listed, tuple) else ()):
-        if lever != levers.MICRO_BATCH:
-            wrong = f"{lever} is not to be had of a command"
-            reading.report(f"recovery.levers[{index}]", wrong, "use [micro_batch]")
+    for key, hint in (("levers", "use [micro_batch]"), ("pulled", "remove it")):
+        listed = reading.values.get(f"recovery.{key}")
+        for index, lever in enumerate(listed if isinstance(listed, tuple) else ()):
+            if lever != levers.MICRO_BATCH:
+                wrong = f"{lever} is not to be had of a command"
+                reading.report(f"recovery.{key}[{index}]", wrong, hint)
 
 
 def _template_paths(reading: Reading) -> Iterator[str]:

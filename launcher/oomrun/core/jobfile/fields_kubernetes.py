@@ -8,6 +8,7 @@ from oomrun.core.jobfile.kinds import (
     MapOf,
     OneOf,
     Section,
+    Text,
     Whole,
     choice,
 )
@@ -47,11 +48,10 @@ _VOLUME = Section(
 )
 
 
-def _labels(key: str, about: str, *, own: bool, example: dict[str, str]) -> Field:
-    key_kind = values.LABEL_KEY if own else values.PLAIN_KEY
+def _labels(key: str, about: str, *, of: Text, example: dict[str, str]) -> Field:
     return Field(
         key=key,
-        kind=MapOf("a mapping of labels", key=key_kind, value=values.LABEL_VALUE),
+        kind=MapOf("a mapping of labels", key=of, value=values.LABEL_VALUE),
         about=about,
         examples=(dict(example),),
     )
@@ -101,7 +101,8 @@ _RESOURCES = (
         kind=Whole(words="a number of pods", low=1, high=1000),
         about=(
             "How many pods train together, each with the job's `devices`. Several need "
-            "`strategy: horovod` and a `volume` that all of them can write to."
+            "`strategy: horovod` or `multi_worker_mirrored`, and a `volume` that all "
+            "of them can write to."
         ),
         default=1,
         examples=(2,),
@@ -227,7 +228,7 @@ _PLACEMENT = (
     _labels(
         "node_selector",
         "Labels that a node must have.",
-        own=False,
+        of=values.PLAIN_KEY,
         example={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
     ),
     Field(
@@ -247,13 +248,13 @@ _PLACEMENT = (
     _labels(
         "labels",
         "Labels for every object.",
-        own=True,
+        of=values.LABEL_KEY,
         example={"team": "vision"},
     ),
     Field(
         key="annotations",
         kind=MapOf(
-            "a mapping of annotations", key=values.PLAIN_KEY, value=values.ANNOTATION
+            "a mapping of annotations", key=values.FREE_KEY, value=values.ANNOTATION
         ),
         about="Annotations for the job and its pods.",
         examples=({"sidecar.istio.io/inject": "false"},),
@@ -300,7 +301,7 @@ _LIFE = (
         "pod_monitor",
         "Makes a PodMonitor for the Prometheus operator, with these labels: those "
         "that the operator selects by.",
-        own=False,
+        of=values.FREE_KEY,
         example={"release": "prometheus"},
     ),
 )

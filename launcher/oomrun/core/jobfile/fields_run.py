@@ -11,6 +11,7 @@ from oomrun.core.jobfile.kinds import (
     Whole,
     choice,
 )
+from oomrun.core.levers import LEVERS
 
 _RESTARTS = OneOf(
     (
@@ -75,6 +76,21 @@ RECOVERY = Section(
             ),
             default=["micro_batch"],
             examples=([], ["recompute", "micro_batch"]),
+        ),
+        Field(
+            key="pulled",
+            kind=ListOf(
+                words="a list such as [recompute]",
+                item=choice(*LEVERS),
+                unique=True,
+            ),
+            about=(
+                "Levers that are in force from the first attempt on, whether memory "
+                "runs out or not: what an earlier run has come to, say. None of them "
+                "is taken back."
+            ),
+            default=[],
+            examples=(["recompute"],),
         ),
         Field(
             key="max_restarts",

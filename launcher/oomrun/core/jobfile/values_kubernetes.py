@@ -10,7 +10,7 @@ from collections.abc import Callable
 from oomrun.core import kubernetes_syntax as syntax
 from oomrun.core import units
 from oomrun.core.jobfile.kinds import Text
-from oomrun.core.kubernetes_spec import JOB_FOLDER, WORKSPACE, Toleration
+from oomrun.core.kubernetes_spec import JOB_FOLDER, OWN_KEYS, WORKSPACE, Toleration
 
 _IMAGE_WORDS = r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*"
 _IMAGE_PATTERN = (
@@ -87,6 +87,12 @@ def _plain_key(text: str) -> str:
     if not syntax.is_qualified_name(text):
         raise ValueError("letters, digits, '-', '_' and '.'; at most 63 characters")
     return text
+
+
+def _free_key(text: str) -> str:
+    if text in OWN_KEYS:
+        raise ValueError("oomrun sets it")
+    return _plain_key(text)
 
 
 def _toleration(text: str) -> Toleration:
@@ -172,6 +178,11 @@ LABEL_VALUE = Text(
     words="the value of a label such as team-a",
     check=_shaped(syntax.LABEL_VALUE_PATTERN, syntax.LONGEST_LABEL),
     pattern=syntax.LABEL_VALUE_PATTERN,
+)
+FREE_KEY = Text(
+    words="a key such as release",
+    check=_free_key,
+    pattern=syntax.QUALIFIED_NAME_PATTERN,
 )
 ANNOTATION = Text(words="a text", longest=65_536)
 TOLERATION = Text(
