@@ -90,6 +90,25 @@ def test_an_optimizer_that_had_room_before_gets_a_new_process() -> None:
     assert isinstance(decide(ended(Cause.DEVICE_OOM), spent, LIMITS), Fail)
 
 
+def test_a_batch_that_cannot_be_cut_gets_a_new_process_where_it_had_fitted() -> None:
+    oom = ev.OomOccurred(
+        at=1.0, attempt=1, rank=0, device="cpu:0", kind="device", phase="gradients",
+        recovery="none", micro_batch_size=16, step=12, message="",
+    )  # fmt: skip
+    moved = state(
+        global_batch_size=16, micro_batch_failed=16, last_oom=oom,
+        step=12, step_at_attempt_start=9,
+    )  # fmt: skip
+    decision = decide(ended(Cause.DEVICE_OOM), moved, LIMITS)
+    assert isinstance(decision, Restart)
+    assert "in a new process" in decision.reason
+    stuck = replace(moved, step_at_attempt_start=12)
+    decision = decide(ended(Cause.DEVICE_OOM), stuck, LIMITS)
+    assert isinstance(decision, Fail)
+    assert decision.exit_code == 3
+    assert "cannot be cut" in decision.reason
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_sample_that_no_longer_fits_gets_a_new_process(rank: int) -> None:
     oom = ev.OomOccurred(

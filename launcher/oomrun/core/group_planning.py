@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from oomrun.core import memory, planning, strategy, topology
 from oomrun.core.errors import InfeasiblePlanError
 from oomrun.core.plan import DevicePlan, Plan
-from oomrun.core.spec import AUTO, Command, Cpus, JobSpec
+from oomrun.core.spec import AUTO, IN_WORKERS, Command, Cpus, JobSpec
 from oomrun.core.state import JobState
 from oomrun.core.strategy import Situation
 from oomrun.core.topology import Device, Inventory
@@ -22,7 +22,7 @@ __all__ = ["plan_for", "ranks"]
 
 def ranks(plan: Plan) -> int:
     """How many workers run a plan."""
-    return len(plan.devices) if plan.strategy == "horovod" else 1
+    return len(plan.devices) if plan.strategy in IN_WORKERS else 1
 
 
 def plan_for(

@@ -162,7 +162,15 @@ def _by_micro_batch(diagnosis: Diagnosis, state: JobState, limits: Limits) -> De
     first = state.last_oom is None or state.last_oom.rank == 0
     if state.last_oom is not None and not first:
         failed = state.last_oom.micro_batch_size
-    if state.last_oom is not None and state.last_oom.recovery == "none":
+    uncut = state.last_oom is not None and state.last_oom.recovery == "none"
+    if uncut and _moved(state):
+        # Where nothing is cut, a step is like the next. A pool in fragments, or one
+        # that something else has filled, is whole again in a new process.
+        return Restart(
+            reason=f"{diagnosis.summary}. Such a step fitted before in this attempt, "
+            "so the process has come to hold other things: again, in a new process"
+        )
+    if uncut:
         return Fail(
             reason=f"{diagnosis.summary}. The batches of this model cannot be cut into "
             "micro-batches (the notes say why): give the script a smaller batch",

@@ -28,11 +28,6 @@ class Later(NamedTuple):
     found: Callable[[object], Iterator[tuple[str, str]]] | None = None
 
 
-def _other_strategy(value: object) -> Iterator[tuple[str, str]]:
-    if value not in ("auto", "single", "mirrored", "horovod"):
-        yield "", f"the strategy {value}"
-
-
 def _other_levers(value: object) -> Iterator[tuple[str, str]]:
     for index, lever in enumerate(value if isinstance(value, tuple) else ()):
         if lever == "fewer_devices":
@@ -45,13 +40,6 @@ def _remote(value: object) -> Iterator[tuple[str, str]]:
 
 
 LATER = (
-    Later(
-        path="strategy",
-        about="`multi_worker_mirrored`.",
-        instead="use mirrored, horovod or auto",
-        refused={"const": "multi_worker_mirrored"},
-        found=_other_strategy,
-    ),
     Later(
         path="recovery.levers",
         about="The lever `fewer_devices`.",
