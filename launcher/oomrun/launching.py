@@ -38,7 +38,7 @@ from oomrun.environment import (
 )
 from oomrun.gang import Gang
 from oomrun.processes import Worker
-from oomrun.ranks import Rendezvous, interface
+from oomrun.ranks import Rendezvous, of_host
 from oomrun.remembering import environment_of
 from oomrun.rundir import RunDir, write_atomically
 from oomrun.watched import Timing, Watched
@@ -236,7 +236,7 @@ def start_workers(
     try:
         for rank, (device, place) in enumerate(zip(plan.devices, places, strict=True)):
             own = replace(plan, devices=(device,))
-            told = rendezvous.environment(rank, len(hosts), place)
+            told = rendezvous.environment(plan.strategy, rank, len(hosts), place)
             if gang is not None and device.host:
                 asked = launches.to_json(
                     make_launch(job, own, state, attempt, rank=rank)
@@ -244,7 +244,7 @@ def start_workers(
                 workers.append(gang.start(device.host, rank, asked, told))
                 continue
             if place is not None:
-                told["HOROVOD_GLOO_IFACE"] = interface(place.address)
+                told |= of_host(told, place.address)
             workers.append(
                 _start_worker(job, own, state, attempt, inventory, rank, told)
             )

@@ -28,7 +28,7 @@ from oomrun.core.state import replay
 from oomrun.gang import Meeting, digest
 from oomrun.launching import Job, start_told
 from oomrun.processes import Ended, Worker, sweep
-from oomrun.ranks import interface
+from oomrun.ranks import of_host
 from oomrun.stops import Stops
 
 __all__ = ["serve"]
@@ -214,17 +214,14 @@ class _Served:
             launch = launches.from_json(
                 {**message["launch"], "supervisor_pid": os.getpid()}
             )
-            told = {**message["told"], **self._interface()}
+            told = message["told"]
+            told |= of_host(told, self._connection.own_address)
             self._told_end.discard(rank)
             self._workers[rank] = worker = start_told(self._job, launch, told)
         except OomrunError as error:
             self._connection.send({"rank": rank, "problem": str(error)})
         else:
             self._connection.send({"rank": rank, "pid": worker.pid})
-
-    def _interface(self) -> dict[str, str]:
-        name = interface(self._connection.own_address)
-        return {"HOROVOD_GLOO_IFACE": name} if name else {}
 
     def _finish(self, rank: int) -> None:
         worker = self._workers.pop(rank)

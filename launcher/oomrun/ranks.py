@@ -1,7 +1,8 @@
 """How the workers of one attempt find each other: Horovod's way, without its launcher.
 
-Covers: the key-value server that Horovod's Gloo controller meets at, and the variables
-that tell each worker who it is. Does not cover: starting the workers (``launching``).
+Covers: the key-value server that Horovod's Gloo controller meets at, and that the
+workers of ``multi_worker_mirrored`` tell each other their addresses at; the variables
+that say to each worker who it is. Does not cover: starting the workers (``launching``).
 
 Source of what is relied on: horovod/common/gloo/http_store.cc and gloo_context.cc of
 0.28.1. A worker puts its address under a scope and polls for those of the others,
@@ -15,6 +16,7 @@ from __future__ import annotations
 import http.server
 import ipaddress
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -22,8 +24,9 @@ from typing import Any
 import psutil
 
 from oomrun.core.errors import LaunchError
+from oomrun.core.launch import ADDRESS, MEETING, SIZE
 
-__all__ = ["Place", "Rendezvous", "interface"]
+__all__ = ["Place", "Rendezvous", "of_host"]
 
 _LOCAL = "127.0.0.1"
 _LARGEST_VALUE = 1024 * 1024
@@ -75,16 +78,24 @@ class Rendezvous:
         return int(self._server.server_address[1])
 
     def environment(
-        self, rank: int, size: int, place: Place | None = None
+        self, strategy: str, rank: int, size: int, place: Place | None = None
     ) -> dict[str, str]:
         """The variables of the worker ``rank`` of ``size``.
 
         Args:
-            rank: its own.
+            strategy: the plan's.
+            rank: the worker's own.
             size: how many there are.
-            place: None: all are on this machine. Else the network interface is for
-                the host to add, who knows it.
+            place: None: all are on this machine. Else ``of_host`` is for the host to
+                add, who knows how it is reached.
         """
+        if strategy == "horovod":
+            return self._of_horovod(rank, size, place)
+        at = place.address if place is not None else _LOCAL
+        told = {SIZE: str(size), MEETING: f"{at}:{self.port}"}
+        return told if place is not None else {**told, ADDRESS: _LOCAL}
+
+    def _of_horovod(self, rank: int, size: int, place: Place | None) -> dict[str, str]:
         common = {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
@@ -118,7 +129,20 @@ class Rendezvous:
         self._thread.join()
 
 
-def interface(address: str) -> str:
+def of_host(told: Mapping[str, str], address: str) -> dict[str, str]:
+    """What a host adds to a worker's variables: how the other hosts reach it.
+
+    Args:
+        told: what ``Rendezvous.environment`` gives.
+        address: the host's, towards the others.
+    """
+    if MEETING in told:
+        return {ADDRESS: address}
+    name = _interface(address)
+    return {"HOROVOD_GLOO_IFACE": name} if name else {}
+
+
+def _interface(address: str) -> str:
     """The network interface with this address, "" where none has it."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address == address for each in addresses):

@@ -15,7 +15,7 @@ from oomrun.core import events as ev
 from oomrun.core.launch import REMEMBERED
 from oomrun.core.plan import Plan
 from oomrun.core.profile import Profile, relevant_variables
-from oomrun.core.spec import JobSpec
+from oomrun.core.spec import IN_WORKERS, JobSpec
 from oomrun.core.state import JobState
 from oomrun.core.state_memory import limits_of
 from oomrun.core.topology import Inventory
@@ -132,7 +132,7 @@ def _together(state: JobState) -> bool:
     Workers of a group then tell what they have tried, see ``SizesTried``.
     """
     plan = state.plan or {}
-    return plan.get("strategy") == "horovod" or len(plan.get("devices", ())) > 1
+    return plan.get("strategy") in IN_WORKERS or len(plan.get("devices", ())) > 1
 
 
 def _limit(state: JobState, rank: int) -> int | None:

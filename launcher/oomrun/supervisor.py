@@ -28,7 +28,7 @@ from oomrun.core.diagnosis import Cause, Diagnosis, Evidence
 from oomrun.core.errors import JournalError, OomrunError
 from oomrun.core.plan import Plan
 from oomrun.core.policy import Decision, Fail, Finish, Restart, Stop
-from oomrun.core.spec import Command, mathematics
+from oomrun.core.spec import IN_WORKERS, Command, mathematics
 from oomrun.core.state import JobState
 from oomrun.core.topology import Inventory, Unreadable
 from oomrun.environment import check_backend, horovod_installed
@@ -250,7 +250,7 @@ class _Run:
         count = group_planning.ranks(plan)
         with contextlib.ExitStack() as stack:
             meeting = None
-            if plan.strategy == "horovod":
+            if plan.strategy in IN_WORKERS:
                 # Workers of other hosts have to come here, too.
                 made = Rendezvous() if self._gang is None else Rendezvous("")
                 meeting = stack.enter_context(contextlib.closing(made))

@@ -109,3 +109,6 @@ class HorovodGroup:
         """Whether an error says that another worker has gone, not that we failed."""
         text = f"{type(error).__name__}: {error}".lower()
         return any(words in text for words in _LOST)
+
+    def leave(self) -> None:
+        """What others wait for is in their connections by now."""

@@ -244,3 +244,20 @@ def test_a_damaged_checkpoint_is_never_used(
     assert newest.name in job.said()
     (restored,) = job.events(ev.Restored)
     assert restored.name == before.name
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_in_a_read_only_folder(
+    tmp_path: Path, failed: Path
+) -> None:
+    """It cannot be deleted, and is not used all the same."""
+    shutil.copytree(failed, tmp_path / "job")
+    job = jobs.Job(tmp_path / "job")
+    *_, before, newest = sorted(job.run_dir.checkpoints.glob("step-*"))
+    _flip(newest / "arrays.bin")
+    job.run_dir.checkpoints.chmod(0o555)
+    assert _held(job) == 0, job.everything()
+    matrix.check_complete(job)
+    assert {event.name for event in job.events(ev.CheckpointRejected)} == {newest.name}
+    assert job.events(ev.Restored)[0].name == before.name
+    assert newest.exists()

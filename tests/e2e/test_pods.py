@@ -46,7 +46,7 @@ np.savez(f"weights-{rank}.npz", *model.get_weights())
 JOB = """\
 name: small
 script: train.py
-strategy: horovod
+strategy: {strategy}
 devices: {cpu: 1, memory: 300MiB}
 checkpoint: {every: 2 steps}
 metrics: {listen: none}
@@ -94,13 +94,17 @@ class Pods:
 
 @pytest.fixture
 def pods(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> Iterator[Pods]:
+    strategy = getattr(request, "param", "horovod")
     monkeypatch.chdir(tmp_path)
     # On this machine all share the ports.
     monkeypatch.setattr(submission, "MEETING_PORT", free_port())
     (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "job.yaml").write_text(JOB.replace("{strategy}", strategy))
     assert main(["render", "job.yaml", "--json"]) == 0
     objects = json.loads(capsys.readouterr().out)["items"]
     (tmp_path / "volume").mkdir()
@@ -136,7 +140,15 @@ def trained_as_one(pods: Pods) -> None:
         assert jobs.distance(pods.weights()[0], expected) < 1e-10, pods.everything()
 
 
-@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize(
+    ("pods", "killed"),
+    [
+        pytest.param("horovod", 0, marks=pytest.mark.slow),
+        ("horovod", 1),
+        pytest.param("multi_worker_mirrored", 1, marks=pytest.mark.slow),
+    ],
+    indirect=["pods"],
+)
 def test_a_pod_is_killed(pods: Pods, killed: int) -> None:
     for index in (0, 1):
         pods.start(index, {"SLOW": "1"})

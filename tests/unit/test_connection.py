@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from oomrun.connection import Connection
-from oomrun.ranks import Place, Rendezvous, interface
+from oomrun.core.launch import ADDRESS, MEETING, SIZE
+from oomrun.ranks import Place, Rendezvous, of_host
 
 Pair = tuple[Connection, Connection]
 
@@ -72,23 +74,33 @@ def test_both_sides_are_heard_though_they_say_nothing(pair: Pair) -> None:
 def test_addresses(pair: Pair) -> None:
     one, other = pair
     assert one.own_address == other.their_address == "127.0.0.1"
-    assert interface("127.0.0.1") == interface("127.0.0.7") == "lo"
-    assert interface("192.0.2.1") == ""
+
+
+def test_the_interface_of_an_address() -> None:
+    for address in ("127.0.0.1", "127.0.0.7"):
+        assert of_host({}, address) == {"HOROVOD_GLOO_IFACE": "lo"}
+    assert of_host({}, "192.0.2.1") == {}
+
+
+THERE = Place(
+    host="member-1", local_rank=0, local_size=2, cross_rank=1, cross_size=3,
+    address="10.0.0.1",
+)  # fmt: skip
 
 
 def test_a_worker_on_another_host_is_told_where_it_is() -> None:
-    meeting = Rendezvous("")
-    try:
-        place = Place(
-            host="member-1", local_rank=0, local_size=2, cross_rank=1, cross_size=3,
-            address="10.0.0.1",
-        )  # fmt: skip
-        told = meeting.environment(4, 6, place)
-    finally:
-        meeting.close()
+    with contextlib.closing(Rendezvous("")) as meeting:
+        told = meeting.environment("horovod", 4, 6, THERE)
     assert told["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "10.0.0.1"
     assert told["HOROVOD_HOSTNAME"] == "member-1"
     assert (told["HOROVOD_RANK"], told["HOROVOD_SIZE"]) == ("4", "6")
     assert (told["HOROVOD_LOCAL_RANK"], told["HOROVOD_LOCAL_SIZE"]) == ("0", "2")
     assert (told["HOROVOD_CROSS_RANK"], told["HOROVOD_CROSS_SIZE"]) == ("1", "3")
     assert "HOROVOD_GLOO_IFACE" not in told  # its host knows
+
+
+def test_and_where_the_others_meet() -> None:
+    with contextlib.closing(Rendezvous("")) as meeting:
+        told = meeting.environment("multi_worker_mirrored", 4, 6, THERE)
+    assert told == {SIZE: "6", MEETING: f"10.0.0.1:{meeting.port}"}
+    assert of_host(told, "10.0.0.2") == {ADDRESS: "10.0.0.2"}  # its host knows

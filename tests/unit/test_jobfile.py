@@ -11,6 +11,7 @@ from oomrun.core.jobfile import document
 from oomrun.core.jobfile.later import VERSION
 from oomrun.core.spec import (
     AUTO,
+    IN_WORKERS,
     AtMost,
     BatchSpec,
     Bytes,
@@ -774,11 +775,6 @@ def test_command_goes_without_args() -> None:
     ("text", "place", "what"),
     [
         (
-            "strategy: multi_worker_mirrored",
-            "3:11: strategy",
-            "the strategy multi_worker_mirrored",
-        ),
-        (
             "checkpoint: {dir: 'gs://bucket/x'}",
             "3:19: checkpoint.dir",
             "a checkpoint folder at gs://",
@@ -811,14 +807,14 @@ def test_several_devices_are_not_for_one(text: str, place: str, what: str) -> No
     assert "strategy: auto" in problem.hint
 
 
-@pytest.mark.parametrize("strategy", ["auto", "mirrored", "horovod"])
+@pytest.mark.parametrize("strategy", ["auto", "mirrored", *IN_WORKERS])
 def test_several_devices(strategy: str) -> None:
     devices = "devices: {cpu: 2, memory: [600MiB, 200MiB]}"
     spec = with_keys(f"strategy: {strategy}\n{devices}")
     assert spec.devices == Cpus(count=2)
 
 
-@pytest.mark.parametrize("strategy", ["auto", "mirrored", "horovod"])
+@pytest.mark.parametrize("strategy", ["auto", "mirrored", *IN_WORKERS])
 def test_several_devices_are_not_for_a_command(strategy: str) -> None:
     text = f"name: digits\ncommand: [./a]\ndevices: {{cpu: 2}}\nstrategy: {strategy}\n"
     (problem,) = problems(text)
@@ -888,7 +884,7 @@ batch: {global: 1_000, micro: on}
 memory:
   headroom: 120%
   limt: 20G
-strategy: multi_worker_mirrored
+recovery: {levers: [fewer_devices]}
 """
     )
     assert [(problem.line, problem.path) for problem in found] == [
@@ -900,7 +896,7 @@ strategy: multi_worker_mirrored
         (4, "batch.micro"),
         (6, "memory.headroom"),
         (7, "memory.limt"),
-        (8, "strategy"),
+        (8, "recovery.levers[0]"),
     ]
     assert found[6].source_line == "  headroom: 120%"
 

@@ -183,7 +183,7 @@ def test_text_that_may_be_anything_is_quoted() -> None:
         ("strategy: single\nkubernetes: {image: x, gpus: 2}", "trains on one GPU"),
         (
             "kubernetes: {image: x, pods: 2, volume: {claim: a}}",
-            "with strategy horovod",
+            "with strategy horovod or multi_worker_mirrored",
         ),
         (
             "strategy: horovod\nkubernetes: {image: x, pods: 2}",

@@ -107,6 +107,8 @@ def test_the_wheel_has_the_command_and_the_strategies(installed: Path) -> None:
         "[oomrun.strategies]",
         "horovod = oomrun_strategies.horovod:HorovodStrategy",
         "mirrored = oomrun_strategies.mirrored:MirroredStrategy",
+        "multi_worker_mirrored = "
+        "oomrun_strategies.multi_worker_mirrored:MultiWorkerMirroredStrategy",
         "single = oomrun_strategies.single:SingleStrategy",
     ]
     assert list(installed.glob("*.dist-info/licenses/LICENSE"))

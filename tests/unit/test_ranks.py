@@ -60,7 +60,7 @@ def test_it_is_gone_when_closed() -> None:
 
 
 def test_who_each_worker_is(rendezvous: Rendezvous) -> None:
-    told = [rendezvous.environment(rank, 3) for rank in range(3)]
+    told = [rendezvous.environment("horovod", rank, 3) for rank in range(3)]
     assert [env["HOROVOD_RANK"] for env in told] == ["0", "1", "2"]
     assert [env["HOROVOD_LOCAL_RANK"] for env in told] == ["0", "1", "2"]
     assert {env["HOROVOD_SIZE"] for env in told} == {"3"}

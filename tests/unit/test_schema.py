@@ -16,6 +16,7 @@ FRAME = "name: digits\nscript: train.py\n"
 VALID = [
     "strategy: horovod\ndevices: {cpu: 2, memory: [600MiB, 200MiB]}",
     "strategy: horovod\ndevices: [0, 2]",
+    "strategy: multi_worker_mirrored\ndevices: {cpu: 2}",
     "",
     "args: [--epochs, 5, 1.5]",
     "env: {A: b, B: 1}",
@@ -60,7 +61,6 @@ WRONG = [
     "args: [[a]]",
     "env: {A-B: x}",
     "env: {A: true}",
-    "strategy: multi_worker_mirrored",
     "strategy: best",
     "devices: tpu",
     "devices: []",

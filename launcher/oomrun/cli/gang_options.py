@@ -114,7 +114,8 @@ def _meeting_of_hosts(job: Any, within_s: float | None) -> tuple[Any, tuple[str,
     if not called:
         return None, ()
     ours = hosts.address_towards(known[called[0]])
-    hosts.check_own_name(ours)
+    if job.spec.strategy != "multi_worker_mirrored":
+        hosts.check_own_name(ours)
     meeting = Meeting(
         size=len(known),
         member=0,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from oomrun.core import levers, memory, planning, state_memory, strategy, topology
 from oomrun.core.errors import InfeasiblePlanError
 from oomrun.core.plan import DevicePlan, Plan
-from oomrun.core.spec import AUTO, Command, Cpus, JobSpec
+from oomrun.core.spec import AUTO, IN_WORKERS, Command, Cpus, JobSpec
 from oomrun.core.state import JobState
 from oomrun.core.strategy import Situation
 from oomrun.core.topology import Device, Inventory
@@ -23,7 +23,7 @@ __all__ = ["plan_for", "ranks"]
 
 def ranks(plan: Plan) -> int:
     """How many workers run a plan."""
-    return len(plan.devices) if plan.strategy == "horovod" else 1
+    return len(plan.devices) if plan.strategy in IN_WORKERS else 1
 
 
 def plan_for(

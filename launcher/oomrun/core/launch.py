@@ -15,13 +15,16 @@ from typing import Any
 from oomrun.core import plan as plans
 
 __all__ = [
+    "ADDRESS",
     "CHANNEL_FD",
     "DUMP_SIGNAL",
     "EXIT_LOST",
     "LAUNCH_FILE",
+    "MEETING",
     "RANK",
     "REMEMBERED",
     "RUN_TOKEN",
+    "SIZE",
     "STOP",
     "Launch",
     "from_json",
@@ -44,6 +47,18 @@ EXIT_LOST = 71
 
 #: Environment variable, for the script: which of the attempt's workers it is in.
 RANK = "OOMRUN_RANK"
+#: Environment variable: how many workers the attempt has, where it has a meeting.
+SIZE = "OOMRUN_SIZE"
+#: Environment variable: ``address:port`` of the server that the workers meet at.
+MEETING = "OOMRUN_MEETING"
+#: Environment variable: the address by which the other workers reach this one's host.
+ADDRESS = "OOMRUN_ADDRESS"
+#: Environment variable, for the script: how many workers the attempt has.
+SIZE = "OOMRUN_SIZE"
+#: Environment variable: ``address:port`` of the key-value server of the attempt.
+MEETING = "OOMRUN_MEETING"
+#: Environment variable: the address by which other workers reach this one's host.
+ADDRESS = "OOMRUN_ADDRESS"
 
 #: Message to the worker: write a checkpoint at the next step's end, then exit.
 STOP = "stop"

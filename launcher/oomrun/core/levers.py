@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oomrun.core.causes import Cause
+from oomrun.core.spec import IN_WORKERS
 from oomrun.core.state import JobState
 
 __all__ = [
@@ -136,7 +137,7 @@ def to_leave_out(state: JobState, cause: Cause) -> str | None:
     if cause is Cause.HOST_OOM:
         hosts = [device.get("host", 0) for device in devices]
         there = [n for n, host in enumerate(hosts) if host == hosts[failed]]
-        apart = (state.plan or {}).get("strategy") == "horovod"
+        apart = (state.plan or {}).get("strategy") in IN_WORKERS
         return ids[there[-1]] if apart and len(there) > 1 else None
     named = state.last_oom.device if state.last_oom is not None else ""
     return named if named in ids else ids[failed]

@@ -77,6 +77,8 @@ class Cpus:
 
 Devices = Auto | Gpus | Cpus
 StrategyName = Literal["auto", "single", "mirrored", "horovod", "multi_worker_mirrored"]
+#: The strategies that start a worker for each device.
+IN_WORKERS = ("horovod", "multi_worker_mirrored")
 BatchNorm = Literal["micro_batch", "freeze", "refuse"]
 MemoryMode = Literal["growth", "limit", "preallocate"]
 

@@ -44,6 +44,9 @@ class Group(Protocol):
     def lost(self, error: BaseException) -> bool:
         """Whether an error says that another worker has gone, not that we failed."""
 
+    def leave(self) -> None:
+        """Called before this worker ends in the middle, as all have agreed to."""
+
 
 class Strategy(Protocol):
     """Made in the worker, without arguments, before the script runs."""
@@ -95,9 +98,6 @@ class Choice:
     reason: str
 
 
-_NO_HOROVOD = "Horovod is not installed (tools/build_horovod.py of oomrun builds it)"
-
-
 def choose(asked: str, given: Situation) -> Choice:
     """The strategy to plan with.
 
@@ -106,8 +106,7 @@ def choose(asked: str, given: Situation) -> Choice:
         given: what it is chosen for.
 
     Raises:
-        InfeasiblePlanError: the strategy that the job file asks for cannot do it, or
-            none can.
+        InfeasiblePlanError: the strategy that the job file asks for cannot do it.
     """
     if asked != "auto":
         wrong, nearest = _cannot(asked, given)
@@ -119,9 +118,6 @@ def choose(asked: str, given: Situation) -> Choice:
 
 def _cannot(asked: str, given: Situation) -> tuple[str, str]:
     """Why a strategy cannot be had, and what to write instead; empty where it can."""
-    if asked == "multi_worker_mirrored":
-        nearest = "strategy: horovod" if given.hosts > 1 else "strategy: mirrored"
-        return f"strategy {asked} is not in this version", nearest
     if given.command and asked != "single":
         wrong = (
             f"a command starts its own workers: strategy {asked} is for a script or a "
@@ -130,10 +126,10 @@ def _cannot(asked: str, given: Situation) -> tuple[str, str]:
         return wrong, "strategy: single"
     if asked == "mirrored" and given.hosts > 1:
         wrong = f"strategy mirrored is for devices of one host, not of {given.hosts}"
-        return wrong, "strategy: horovod"
+        return wrong, f"strategy: {_in_workers(given)}"
     if asked == "mirrored" and not topology.fits_one_process(given.devices):
         wrong = "CUDA shows a process one MIG device only, and strategy mirrored is one"
-        return wrong, "strategy: horovod"
+        return wrong, f"strategy: {_in_workers(given)}"
     return "", ""
 
 
@@ -143,6 +139,7 @@ def _asked_for(asked: str, given: Situation) -> str:
         "single": "one device",
         "mirrored": f"{_devices(count)} in one process",
         "horovod": f"{_devices(count)}, one worker each",
+        "multi_worker_mirrored": f"{_devices(count)}, one worker each",
     }[asked]
     return f"the job file asks for it: {what}"
 
@@ -154,25 +151,29 @@ def _auto(given: Situation) -> Choice:
         return Choice("single", f"auto: there is one device to train on, {only}")
     if given.command:
         return Choice("single", "auto: a command starts its own workers")
-    apart = ""
+    apart = _why_apart(given)
+    if not apart:
+        return Choice("mirrored", f"auto: {_devices(count)} {_joined(given)}")
+    by = "" if given.horovod else " (Horovod is not installed, so TensorFlow adds up)"
+    return Choice(_in_workers(given), f"auto: {apart}{by}")
+
+
+def _why_apart(given: Situation) -> str:
+    """Why each device needs a worker of its own; empty where one can have all."""
     if given.hosts > 1:
-        apart = f"the devices are on {given.hosts} hosts"
-    elif not topology.fits_one_process(given.devices):
-        apart = "CUDA shows a process one MIG device only"
-    if apart and not given.horovod:
-        raise InfeasiblePlanError(
-            f"{apart}, which takes a worker for each, but {_NO_HOROVOD}",
-            nearest="devices: with one of them",
+        return f"the devices are on {given.hosts} hosts, so each has its own worker"
+    if not topology.fits_one_process(given.devices):
+        return "CUDA shows a process one MIG device only, so each has its own worker"
+    if given.on_cpu and given.own_limits:
+        return (
+            f"{_devices(len(given.devices))} with a limit each, which TensorFlow keeps "
+            "to where each has its own worker"
         )
-    if apart:
-        return Choice("horovod", f"auto: {apart}, so each device has its own worker")
-    if given.on_cpu and given.own_limits and given.horovod:
-        return Choice(
-            "horovod",
-            f"auto: {_devices(count)} with a limit each, which TensorFlow keeps to "
-            "where each has its own worker",
-        )
-    return Choice("mirrored", f"auto: {_devices(count)} {_joined(given)}")
+    return ""
+
+
+def _in_workers(given: Situation) -> str:
+    return "horovod" if given.horovod else "multi_worker_mirrored"
 
 
 def _joined(given: Situation) -> str:

@@ -69,7 +69,7 @@ def _network_policy(submission: Submission) -> Manifest:
     if port is not None:
         allowed.append({"ports": [{"port": port, "protocol": "TCP"}]})
     if submission.section.pods > 1:
-        # Horovod takes whatever ports are free.
+        # Workers take whatever ports are free.
         own = {"podSelector": {"matchLabels": submission.selector}}
         allowed.append({"from": [own]})
     spec = {

@@ -79,11 +79,6 @@ class Loop:
         trained = Trained(loss, optimizer, Objects(state, optimizer, variables))
         self.values: Values = trained.values
         self._session = current.session()
-        if self._session is not None and self._session.group is not None:
-            _misused(
-                "oomrun.Loop trains on one device in this version: write "
-                "`strategy: single` in the job file"
-            )
         if self._session is not None and self._session.several_devices:
             self._session.note(*caveats.of_one_device("oomrun.Loop"))
         self._run: LoopRun = (

@@ -14,17 +14,31 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from oomrun.core.strategy import Group
 from oomrun.worker import batch_spec, model_key
 from oomrun.worker.engine import slicing
 from oomrun.worker.engine.loss_cutting import Cut
 from oomrun.worker.engine.loss_step import LossStep
 from oomrun.worker.engine.objects import Objects
 from oomrun.worker.engine.separability import Separability
+from oomrun.worker.engine.shared_loss_step import SharedLossStep
 from oomrun.worker.searching import Search
 from oomrun.worker.session import Session
+from oomrun.worker.sharing import Sharing
 from oomrun.worker.values import Values
 
 __all__ = ["Trained", "Training"]
+
+
+_NOT_CUT = (
+    "oomrun.Loop cannot share its batches out over several devices: they cannot be cut "
+    "into parts, and the run's notes say why. Write `strategy: single` in the job file"
+)
+_NOT_SHARED = (
+    "oomrun.Loop: the loss function writes the variable {}. Over several devices each "
+    "would write its own, and how these come together cannot be told: keep what it "
+    "counts in a keras.metrics object, or write `strategy: single` in the job file"
+)
 
 
 class Trained:
@@ -38,6 +52,7 @@ class Trained:
         self._optimizer, self.objects = optimizer, objects
         self.values = Values()
         self._step: LossStep | None = None
+        self._sharing: Sharing | None = None
 
     def step(self, data: Any, *, undoable: bool) -> LossStep:
         """The step, compiled when it is first taken."""
@@ -51,6 +66,23 @@ class Trained:
                 spec=slicing.specs_of(data) if undoable else None,
             )
         return self._step
+
+    def shared(self, data: Any, session: Session, group: Group) -> Sharing:
+        """The step that all workers of a group take, and each one's share of it."""
+        if self._sharing is None:
+            self.objects.build(self.loss, data)
+            self._step = step = SharedLossStep(
+                self.loss,
+                self._optimizer,
+                self.objects,
+                group,
+                spec=slicing.specs_of(data),
+            )
+            self._sharing = Sharing(session, group, step)
+            self._sharing.begin(self.objects.variables)
+            if unshared := step.unshared(data):
+                raise RuntimeError(_NOT_SHARED.format(unshared))
+        return self._sharing
 
     def key(self, data: Any) -> str | None:
         """What makes this the same training in another run, by ``model_key``."""
@@ -96,6 +128,9 @@ class Training:
         """
         session, data = self._session, slicing.as_tensors(batch)
         samples = slicing.batch_size(data)
+        sharing = None
+        if session.group is not None:
+            sharing = self._trained.shared(data, session, session.group)
         step = self._trained.step(data, undoable=True)
         if self._first:
             self._check_batch_size(samples)
@@ -103,17 +138,22 @@ class Training:
             session.before_step(None, samples)
             self._search.before_step(
                 self._trained.objects, step, data, samples,
-                lambda: self._may_cut(step, data),
+                lambda: self._may_cut(step, data), of_group=sharing is not None,
             )  # fmt: skip
         if self.batch_spec is None:
             self.batch_spec = batch_spec.to_plain(data)
+        if sharing is not None:
+            if not self._may_cut(step, data):
+                raise RuntimeError(_NOT_CUT)
+            sharing.agree(samples)
         while True:
-            size = session.micro_batches.size(samples)
-            if size < samples and not self._may_cut(step, data):
-                size = samples
+            size = self._size(sharing, step, data, samples)
             began = time.perf_counter()
             try:
-                self.loss = step.run(data, samples, size)
+                if sharing is not None:
+                    self.loss = sharing.step(data, samples, size)
+                else:
+                    self.loss = step.run(data, samples, size)
                 break
             except tf.errors.ResourceExhaustedError as error:
                 # Only its text is kept: its frames hold the failed step's tensors.
@@ -124,6 +164,15 @@ class Training:
             session.step_done(samples, time.perf_counter() - began)
         self._first = False
         return self.loss
+
+    def _size(
+        self, sharing: Sharing | None, step: LossStep, data: Any, samples: int
+    ) -> int:
+        """Rows a pass."""
+        if sharing is not None:
+            return sharing.micro_batch_size(samples)
+        size = self._session.micro_batches.size(samples)
+        return samples if size < samples and not self._may_cut(step, data) else size
 
     def _check_batch_size(self, found: int) -> None:
         session = self._session

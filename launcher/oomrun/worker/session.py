@@ -367,6 +367,8 @@ class Session:
             ev.ScriptEnded, rank=self.launch.rank, outcome="stopped",
             exit_code=EXIT_STOPPED,
         )  # fmt: skip
+        if self.group is not None:
+            self.group.leave()
         self._leave(EXIT_STOPPED)
 
     def leave_measured(self) -> NoReturn:

@@ -2,15 +2,15 @@
 
 Covers: telling each other what fits and how fast each is, the share that follows, the
 step taken together, the end where one of them has gone. Does not cover: the arithmetic
-of shares and speeds (``oomrun.core``), the step itself (``engine/shared_step.py``).
+of shares and speeds (``oomrun.core``), the step itself (``engine``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -22,36 +22,45 @@ from oomrun.core.launch import EXIT_LOST
 from oomrun.core.shares import Part, Replica, Shares, Speed, share_out
 from oomrun.core.speeds import Timing
 from oomrun.core.strategy import Group
-from oomrun.worker.engine.shared_step import SharedStep
 from oomrun.worker.session import Session
 
 __all__ = ["Sharing"]
 
 
+class Shared(Protocol):
+    """A step that all workers take: ``SharedStep``, ``SharedLossStep``."""
+
+    computed_s: float | None
+
+    def run_share(
+        self, data: Any, start: int, share: int, micro_batch_size: int, wish: int
+    ) -> tuple[Any, int]:
+        """One optimizer step over ``data``: what it returns, the sum of wishes."""
+
+
 class Sharing:
-    """One model's training in a group.
+    """The training of one model, or of a loop's objects, in a group.
 
     Args:
         session: the training it is part of.
         group: the workers.
-        model: built, its variables restored.
+        function: the step that they take together.
     """
 
-    def __init__(self, session: Session, group: Group, model: Any) -> None:
-        self._session, self._group, self._model = session, group, model
-        self.function = SharedStep(model, group)
+    def __init__(self, session: Session, group: Group, function: Shared) -> None:
+        self._session, self._group = session, group
+        self._function = function
         self._replicas: list[Replica] = []
         self._largest = 0
         self._shares: dict[int, Shares] = {}
         self._told: tuple[int, int] | None = None
         self._times = _Times()
 
-    def begin(self) -> None:
-        """Has all workers start with the weights of the first.
+    def begin(self, variables: Iterable[Any]) -> None:
+        """Has all workers start with the first one's values of ``variables``.
 
         A script may seed its layers from the system, which is another seed for each.
         """
-        variables = [*self._model.variables, *self._model.optimizer.variables]
         with self._together():
             self._group.take_from_first(
                 [v.value for v in variables if v.value.dtype != tf.string],
@@ -108,12 +117,15 @@ class Sharing:
         self._tell(samples, part, size)
         wish = int(session.channel.stop_requested.is_set())
         with self._together():
-            logs, wishes = self.function.run_share(
+            logs, wishes = self._function.run_share(
                 data, part.start, part.share, size, wish
             )
         passes = accumulation_steps(part.share, size) if part.share else 0
         self._times.add(
-            passes, part.share, self.function.computed_s, whole=samples == self._largest
+            passes,
+            part.share,
+            self._function.computed_s,
+            whole=samples == self._largest,
         )
         session.stop_agreed = wishes > 0
         session.pass_size = size
@@ -124,9 +136,8 @@ class Sharing:
         """What all workers do at once: leaves where another one has gone."""
         try:
             yield
-        except tf.errors.ResourceExhaustedError:
-            raise
         except Exception as error:
+            # Also where memory ran out: another worker's error may be handed on to us.
             if self._group.lost(error):
                 print(f"oomrun: another worker has gone: {error}", flush=True)
                 self._session.leave_for_restart(EXIT_LOST)

@@ -7,6 +7,7 @@ them (``checkpointing.py``) and when one is due (``session.py``).
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -77,7 +78,9 @@ class Store:
             except CheckpointError as error:
                 self._send(ev.CheckpointRejected, name=name, reason=str(error))
                 if self._writes:
-                    checkpoints.discard(self._folder / name)
+                    # A folder that is read-only: it is rejected each time.
+                    with contextlib.suppress(OSError):
+                        checkpoints.discard(self._folder / name)
                 continue
             if state["fit"] == fit:
                 state["name"] = name

@@ -18,6 +18,7 @@ import tensorflow as tf
 from oomrun.worker import building, caveats, checkpointing, measuring
 from oomrun.worker.engine import slicing, step
 from oomrun.worker.engine.separability import Separability
+from oomrun.worker.engine.shared_step import SharedStep
 from oomrun.worker.mirroring import Mirroring
 from oomrun.worker.recovery import MicroBatches
 from oomrun.worker.searching import Search
@@ -139,9 +140,10 @@ class TrainFunction:
     def _step_function(self) -> step.StepFunction:
         session = self._session
         if session.group is not None:
-            self._sharing = sharing = Sharing(session, session.group, self._model)
-            sharing.begin()
-            return sharing.function
+            function = SharedStep(self._model, session.group)
+            self._sharing = sharing = Sharing(session, session.group, function)
+            sharing.begin([*self._model.variables, *self._model.optimizer.variables])
+            return function
         if len(session.launch.plan.devices) > 1:
             self._sharing = Mirroring(session, self._model, self._search)
             return self._sharing.function

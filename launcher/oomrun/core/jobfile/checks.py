@@ -8,7 +8,7 @@ import re
 
 from oomrun.core.jobfile import checks_command, checks_kubernetes
 from oomrun.core.jobfile.reading import Reading
-from oomrun.core.spec import Bytes, Gpus, Share
+from oomrun.core.spec import IN_WORKERS, Bytes, Gpus, Share
 from oomrun.core.units import format_bytes
 
 _placeholder = re.compile(r"\{([^{}]*)\}|[{}]")
@@ -99,12 +99,12 @@ def _one_device(reading: Reading) -> None:
         wrong = f"strategy {strategy} trains on one device, got {count}"
         hint = "name one device" if command else "write strategy: auto, or name one"
         reading.report(path, wrong, hint)
-    if several and strategy in ("mirrored", "horovod") and command:
+    if several and strategy in ("mirrored", *IN_WORKERS) and command:
         wrong = f"a command starts its own workers, got strategy {strategy}"
         reading.report("strategy", wrong, "leave strategy and the further devices out")
-    if "hosts" in reading.places and strategy not in ("auto", "horovod"):
+    if "hosts" in reading.places and strategy not in ("auto", *IN_WORKERS):
         wrong = f"strategy {strategy} trains on one host"
-        reading.report("hosts", wrong, "write strategy: horovod, or leave hosts out")
+        reading.report("hosts", wrong, "write strategy: auto, or leave hosts out")
     elif "hosts" in reading.places and command:
         wrong = "a command starts its own workers, on its own hosts"
         reading.report("hosts", wrong, "leave hosts out")

@@ -13,7 +13,7 @@ from oomrun.core.jobfile.nodes import Place
 from oomrun.core.jobfile.reading import Reading
 from oomrun.core.kubernetes_spec import JOB_FILE, WORKSPACE
 from oomrun.core.kubernetes_syntax import is_dns_1035
-from oomrun.core.spec import Bytes
+from oomrun.core.spec import IN_WORKERS, Bytes
 from oomrun.core.units import format_bytes
 
 # What is behind the job's name in the name of its first pod, which is a host's.
@@ -91,8 +91,9 @@ def _several(reading: Reading) -> None:
     gpus = reading.values.get("kubernetes.gpus", 1)
     strategy = reading.values.get("strategy", "auto")
     if isinstance(pods, int) and pods > 1:
-        if strategy != "horovod":
-            wrong = f"several pods train with strategy horovod, and it is {strategy}"
+        if strategy not in IN_WORKERS:
+            ways = " or ".join(IN_WORKERS)
+            wrong = f"several pods train with strategy {ways}, and it is {strategy}"
             reading.report("kubernetes.pods", wrong, "add strategy: horovod")
         base = "kubernetes.volume"
         access = reading.values.get(f"{base}.access", "ReadWriteOnce")

@@ -100,12 +100,14 @@ JOB = Section(
             ),
             about=(
                 "How the work is spread over devices. `single` trains on one; "
-                "`mirrored` on several, in one worker; `horovod` starts a worker for "
-                "each, which take every step together (it must be installed); `auto` "
-                "chooses, and `oomrun plan` says what and why."
+                "`mirrored` on several, in one worker; `horovod` and "
+                "`multi_worker_mirrored` start a worker for each, which take every "
+                "step together: Horovod (it must be installed) or TensorFlow itself "
+                "adds their gradients up; `auto` chooses, and `oomrun plan` says what "
+                "and why."
             ),
             default="auto",
-            examples=("single", "mirrored", "horovod"),
+            examples=("single", "mirrored", "multi_worker_mirrored"),
         ),
         Field(
             key="devices",
@@ -122,7 +124,8 @@ JOB = Section(
             key="hosts",
             kind=HOSTS,
             about=(
-                "The hosts to train on with `strategy: horovod`, reached over ssh "
+                "The hosts to train on, with `strategy: horovod` or "
+                "`multi_worker_mirrored` (`auto` takes one of them), reached over ssh "
                 "without a password; the one that oomrun runs on must be named too if "
                 "it is to train. Each has what `devices` and `memory` say. Python, "
                 "oomrun, the script, its data and the run directory are found under "

@@ -101,7 +101,8 @@ _RESOURCES = (
         kind=Whole(words="a number of pods", low=1, high=1000),
         about=(
             "How many pods train together, each with the job's `devices`. Several need "
-            "`strategy: horovod` and a `volume` that all of them can write to."
+            "`strategy: horovod` or `multi_worker_mirrored`, and a `volume` that all "
+            "of them can write to."
         ),
         default=1,
         examples=(2,),

@@ -28,24 +28,12 @@ class Later(NamedTuple):
     found: Callable[[object], Iterator[tuple[str, str]]] | None = None
 
 
-def _other_strategy(value: object) -> Iterator[tuple[str, str]]:
-    if value not in ("auto", "single", "mirrored", "horovod"):
-        yield "", f"the strategy {value}"
-
-
 def _remote(value: object) -> Iterator[tuple[str, str]]:
     if isinstance(value, str) and value.lower().startswith(_REMOTE):
         yield "", f"a checkpoint folder at {value.partition('://')[0].lower()}://"
 
 
 LATER = (
-    Later(
-        path="strategy",
-        about="`multi_worker_mirrored`.",
-        instead="use mirrored, horovod or auto",
-        refused={"const": "multi_worker_mirrored"},
-        found=_other_strategy,
-    ),
     Later(
         path="checkpoint.dir",
         about="Remote folders (`gs://`, `s3://`, `hdfs://`).",

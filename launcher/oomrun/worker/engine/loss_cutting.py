@@ -43,6 +43,7 @@ class Cut:
         shown: whether trials had a value that could show it: not zero, and finite.
         unkept: a variable that it writes but the loop does not keep; empty for none.
         draws: whether it draws random numbers that can be followed.
+        written: the ids of the variables that it changed in trials.
     """
 
     found: Separability
@@ -54,6 +55,7 @@ class Cut:
     shown: bool = True
     unkept: str = ""
     draws: bool = False
+    written: frozenset[int] = frozenset()
 
     @property
     def possible(self) -> bool:
@@ -193,6 +195,7 @@ class _Trial:
         self._found: set[Separability] = set()
         self._by_parts: Any = None
         self._otherwise: list[Kept] = []
+        self._written: set[int] = set()
 
     def run(self, samples: list[Any]) -> Cut:
         """What comes of it."""
@@ -215,6 +218,7 @@ class _Trial:
             metrics=tuple(dict.fromkeys(metrics)),
             depends="" if found is Separability.UNKNOWN else depends,
             shown=bool(self._found),
+            written=frozenset(self._written),
         )
 
     def _agreed(self) -> Separability:
@@ -252,7 +256,13 @@ class _Trial:
         kept = self._objects.non_trainable_variables
         before = _values(kept)
         try:
-            return traced(data), _values(kept)
+            found, after = traced(data), _values(kept)
+            self._written |= {
+                id(variable.value)
+                for variable, old, new in zip(kept, before, after, strict=True)
+                if old.tobytes() != new.tobytes()
+            }
+            return found, after
         finally:
             for variable, value in zip(kept, before, strict=True):
                 variable.assign(value)

@@ -20,7 +20,14 @@ from typing import Any
 import tensorflow as tf
 
 from oomrun.worker import pool
-from oomrun.worker.engine import executor, loss_cutting, losses, slicing, written
+from oomrun.worker.engine import (
+    cutting,
+    executor,
+    loss_cutting,
+    losses,
+    slicing,
+    written,
+)
 from oomrun.worker.engine.gradients import GradientSum
 from oomrun.worker.engine.line import Line
 from oomrun.worker.engine.objects import Objects
@@ -157,23 +164,27 @@ class LossStep:
 
     def _split_step(self, data: Any, micro_batch_size: tf.Tensor) -> tf.Tensor:
         self._begin()
-        samples = slicing.rows(data)
-        passes = -(-samples // micro_batch_size)
+        batch = cutting.Batch(data, micro_batch_size)
+        loss, _, gradients = self._passes(batch)
+        self._apply(gradients)
+        return loss
 
-        def part(index: tf.Tensor) -> Any:
-            start = index * micro_batch_size
-            return slicing.take(
-                data, start, tf.minimum(start + micro_batch_size, samples)
-            )
+    def _passes(self, batch: cutting.Batch) -> tuple[tf.Tensor, list[Any], list[Any]]:
+        """What the parts of ``batch`` add to the whole's loss, and to its gradients.
 
-        divisors, dtype, example, suits = self._scout(part)
-        totals = self._total_divisors(part, passes, divisors)
+        Returns:
+            The loss, one part's gradients, and the sums of them.
+        """
+        samples, passes = batch.samples, batch.passes
+        divisors, dtype, example, suits = self._scout(batch.part)
+        whole = batch.whole()
+        totals = self._total_divisors(whole.part, whole.passes, divisors)
         total = GradientSum(example, self._weights, passes)
         in_order = suits and pool.limit_bytes() is not None
         one_pass = executor.ordered(self._part) if in_order else self._part
 
         def body(index: tf.Tensor, loss: tf.Tensor, *state: Any) -> Any:
-            value, gradients = one_pass(part(index), samples, totals)
+            value, gradients = one_pass(batch.part(index), samples, totals)
             return (index + 1, loss + value, *total.add(state, index, gradients))
 
         _, loss, *state = tf.while_loop(
@@ -182,8 +193,7 @@ class LossStep:
             (tf.constant(0), tf.zeros((), dtype), *total.zeros()),
             parallel_iterations=1,  # two parts at once would need the memory of two
         )
-        self._apply(total.result(state))
-        return loss
+        return loss, example, total.result(state)
 
     def _part(
         self, data: Any, whole: tf.Tensor, totals: list[tf.Tensor | None]

@@ -15,44 +15,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from oomrun.core.strategy import Group
 from oomrun.worker import pool
-from oomrun.worker.engine import cutting, executor, joining, slicing
+from oomrun.worker.engine import cutting, executor, together
 from oomrun.worker.engine.applying import Apply
 from oomrun.worker.engine.returning import Returned, flat, in_form
 from oomrun.worker.engine.separability import Separability
 from oomrun.worker.engine.snapshot import mutable_variables
 from oomrun.worker.engine.step import Logs, StepFunction
+from oomrun.worker.engine.together import Share
 
 __all__ = ["SharedStep"]
-
-
-@dataclass(frozen=True)
-class _Share(cutting.Batch):
-    """Rows ``first`` to ``first + share`` of a batch, cut into parts."""
-
-    first: tf.Tensor
-    share: tf.Tensor
-
-    @property
-    def passes(self) -> tf.Tensor:
-        return -(-self.share // self.micro_batch_size)
-
-    def start(self, index: tf.Tensor) -> tf.Tensor:
-        return self.first + index * self.micro_batch_size
-
-    def part(self, index: tf.Tensor) -> Any:
-        start, end = self.start(index), self.first + self.share
-        stop = tf.minimum(start + self.micro_batch_size, end)
-        return slicing.take(self.data, start, stop)
-
-    def whole(self) -> cutting.Batch:
-        return cutting.Batch(self.data, self.micro_batch_size)
 
 
 class SharedStep(StepFunction):
@@ -130,13 +107,16 @@ class SharedStep(StepFunction):
             compiled=executor.ordered if self._in_order else self._by_xla,
             sums=cut.separability is Separability.SUM,
         )
-        before = [tf.identity(v.value) for v in self._model.metrics_variables]
-        batch = _Share(data, micro_batch_size, first, share)
+        metrics = list(self._model.metrics_variables)
+        known = {id(variable) for variable in metrics}
+        others = [v for v in mutable_variables(self._model) if id(v) not in known]
+        before = [tf.identity(v.value) for v in metrics]
+        batch = Share(data, micro_batch_size, first, share)
         returned = cutter.step(batch, self._apply_sums)
         weight = tf.cast(share, tf.float64) / tf.cast(batch.samples, tf.float64)
         # Before the line is crossed nothing may wait for the other workers.
         with tf.control_dependencies([self._line.count()]):
-            self._join_state(before, weight)
+            together.join_state(self._group, metrics, before, others, weight)
             names = list(returned.mean)
             *means, wishes = self._group.sums(
                 [*returned.mean.values(), wish], "oomrun.told"
@@ -153,61 +133,9 @@ class SharedStep(StepFunction):
         """
         self._optimizers = max(self._optimizers, call.index + 1)
         with self._line.after(gradients) as behind:
-            self._computed_at.append(_now_behind(behind))
-            summed = self._summed(call, behind, f"oomrun.gradients.{call.index}")
-            call.really(summed)
-
-    def _summed(self, call: Apply, gradients: Sequence[Any], name: str) -> list[Any]:
-        dense = [g for g in gradients if g is not None and _is_dense(g)]
-        sums = iter(self._group.sums(dense, name) if dense else [])
-        found: list[Any] = []
-        pairs = zip(call.gradients, gradients, strict=True)
-        for index, (example, gradient) in enumerate(pairs):
-            if gradient is None:
-                found.append(None)
-            elif _is_dense(gradient):
-                total = next(sums)
-                total.set_shape(gradient.shape)
-                found.append(total)
-            else:
-                found.append(self._rows(example, gradient, f"{name}.{index}"))
-        return found
-
-    def _rows(
-        self, example: tf.IndexedSlices, gradient: tf.IndexedSlices, name: str
-    ) -> tf.IndexedSlices:
-        """A sparse gradient: the rows of all workers; see ``GradientSum``.
-
-        ``example`` is that of one part.
-        """
-        values = self._group.joined(gradient.values, f"{name}.values")
-        indices = self._group.joined(gradient.indices, f"{name}.indices")
-        places = example.indices.shape.num_elements()
-        if places is None:
-            return tf.IndexedSlices(values, indices, gradient.dense_shape)
-        shape = gradient.dense_shape
-        return joining.sum_of_same_rows(values, indices, places, shape)
-
-    def _join_state(self, before: Sequence[tf.Tensor], weight: tf.Tensor) -> None:
-        """Makes what the passes have changed the same in all workers."""
-        metrics = list(self._model.metrics_variables)
-        known = {id(variable) for variable in metrics}
-        others = [v for v in mutable_variables(self._model) if id(v) not in known]
-        means = [v for v in others if v.value.dtype.is_floating]
-        changes = [v.value - old for v, old in zip(metrics, before, strict=True)]
-        shares = [v.value * tf.cast(weight, v.value.dtype) for v in means]
-        if changes or shares:
-            sums = self._group.sums([*changes, *shares], "oomrun.state")
-            bases: list[Any] = [*before, *([None] * len(means))]
-            for variable, base, total in zip(
-                [*metrics, *means], bases, sums, strict=True
-            ):
-                variable.assign(total if base is None else base + total)
-        for index, variable in enumerate(others):
-            if variable.value.dtype.is_integer:
-                values = tf.expand_dims(tf.identity(variable.value), 0)
-                values = self._group.joined(values, f"oomrun.counts.{index}")
-                variable.assign(tf.reduce_max(values, 0))
+            self._computed_at.append(together.now_behind(behind))
+            name = f"oomrun.gradients.{call.index}"
+            call.really(together.summed(self._group, call.gradients, behind, name))
 
     def _logs(self, returned: Returned, means: Logs) -> Logs:
         """As the step of the whole batch returns it."""
@@ -220,20 +148,3 @@ class SharedStep(StepFunction):
             ),
         )
         return logs
-
-
-def _now_behind(gradients: Sequence[Any]) -> tf.Tensor:
-    """The time at which gradients are there, not when they were asked for."""
-    present = [g for g in gradients if g is not None]
-    with tf.device("CPU:0"):
-        # A value from an accelerator is there only once it has computed it.
-        some = [
-            tf.identity(tf.reshape(g if _is_dense(g) else g.values, [-1])[:1])
-            for g in present[:1]
-        ]
-        with tf.control_dependencies(some):
-            return tf.timestamp()
-
-
-def _is_dense(gradient: Any) -> bool:
-    return not isinstance(gradient, tf.IndexedSlices)

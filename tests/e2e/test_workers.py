@@ -1,4 +1,4 @@
-"""Strategy horovod: several workers train what one would."""
+"""Strategies with a worker for each device: several workers train what one would."""
 
 from __future__ import annotations
 
@@ -45,8 +45,13 @@ np.savez(f"weights-{rank}.npz", *model.get_weights(), *values)
 """
 
 
-def job(folder: Path, more: str, epochs: int = 3) -> jobs.Job:
-    return jobs.make(folder, SCRIPT, f'args: ["{epochs}"]\n' + more)
+BY_HOROVOD = "horovod"
+BY_TENSORFLOW = "multi_worker_mirrored"
+EACH = [BY_HOROVOD, BY_TENSORFLOW]
+
+
+def job(folder: Path, strategy: str, more: str) -> jobs.Job:
+    return jobs.make(folder, SCRIPT, f'args: ["3"]\nstrategy: {strategy}\n' + more)
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +64,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_two_workers_train_as_one(tmp_path: Path, plain: Path) -> None:
-    run = job(tmp_path, "strategy: horovod\ndevices: {cpu: 2, memory: 300MiB}\n")
+@pytest.mark.parametrize("strategy", EACH)
+def test_two_workers_train_as_one(tmp_path: Path, plain: Path, strategy: str) -> None:
+    run = job(tmp_path, strategy, "devices: {cpu: 2, memory: 300MiB}\n")
     assert run.run() == 0, run.everything()
     weights = [tmp_path / f"weights-{rank}.npz" for rank in range(2)]
     assert jobs.identical(*weights)
@@ -70,12 +76,10 @@ def test_two_workers_train_as_one(tmp_path: Path, plain: Path) -> None:
 
 
 @pytest.mark.slow
-def test_three_workers_in_passes(tmp_path: Path, plain: Path) -> None:
-    more = (
-        "strategy: horovod\ndevices: {cpu: 3, memory: [600MiB, 200MiB, 200MiB]}\n"
-        "batch: {micro: 20}\n"
-    )
-    run = job(tmp_path, more)
+@pytest.mark.parametrize("strategy", EACH)
+def test_three_workers_in_passes(tmp_path: Path, plain: Path, strategy: str) -> None:
+    more = "devices: {cpu: 3, memory: [600MiB, 200MiB, 200MiB]}\nbatch: {micro: 20}\n"
+    run = job(tmp_path, strategy, more)
     assert run.run() == 0, run.everything()
     weights = [tmp_path / f"weights-{rank}.npz" for rank in range(3)]
     assert jobs.identical(weights[0], weights[1])
@@ -83,12 +87,10 @@ def test_three_workers_in_passes(tmp_path: Path, plain: Path) -> None:
     assert jobs.distance(weights[0], plain) < 1e-10, run.everything()
 
 
-def test_one_is_killed(tmp_path: Path, plain: Path) -> None:
-    more = (
-        "strategy: horovod\ndevices: {cpu: 2, memory: 300MiB}\n"
-        "checkpoint: {every: 2 steps}\n"
-    )
-    run = job(tmp_path, more)
+@pytest.mark.parametrize("strategy", EACH)
+def test_one_is_killed(tmp_path: Path, plain: Path, strategy: str) -> None:
+    more = "devices: {cpu: 2, memory: 300MiB}\ncheckpoint: {every: 2 steps}\n"
+    run = job(tmp_path, strategy, more)
     process = run.start(env={"SLOW": "1"})
     try:
         run.wait_for(ev.CheckpointSaved)
@@ -106,12 +108,13 @@ def test_one_is_killed(tmp_path: Path, plain: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_hangs(tmp_path: Path, plain: Path) -> None:
+@pytest.mark.parametrize("strategy", EACH)
+def test_one_hangs(tmp_path: Path, plain: Path, strategy: str) -> None:
     more = (
-        "strategy: horovod\ndevices: {cpu: 2, memory: 300MiB}\n"
+        "devices: {cpu: 2, memory: 300MiB}\n"
         "checkpoint: {every: 2 steps}\nrecovery: {hang_after: 60s}\n"
     )
-    run = job(tmp_path, more)
+    run = job(tmp_path, strategy, more)
     process = run.start(env={"SLOW": "1"})
     try:
         run.wait_for(ev.CheckpointSaved)
@@ -147,8 +150,13 @@ np.savez(f"weights-{rank}.npz", *model.get_weights(), *values)
 )
 
 
-def test_each_takes_what_fits_and_goes_on_where_less_does(tmp_path: Path) -> None:
-    more = "strategy: horovod\ndevices: {cpu: 2, memory: [600MiB, 30MiB]}\n"
+@pytest.mark.parametrize(
+    "strategy", [BY_HOROVOD, pytest.param(BY_TENSORFLOW, marks=pytest.mark.slow)]
+)
+def test_each_takes_what_fits_and_goes_on_where_less_does(
+    tmp_path: Path, strategy: str
+) -> None:
+    more = f"strategy: {strategy}\ndevices: {{cpu: 2, memory: [600MiB, 30MiB]}}\n"
     run = jobs.make(tmp_path, LARGE, more)
     assert run.run() == 0, run.everything()
     # How many depends on how the pieces lie.
@@ -174,9 +182,9 @@ def test_each_takes_what_fits_and_goes_on_where_less_does(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_it_is_stopped_and_goes_on(tmp_path: Path, plain: Path) -> None:
-    more = "strategy: horovod\ndevices: {cpu: 2, memory: 300MiB}\n"
-    run = job(tmp_path, more)
+@pytest.mark.parametrize("strategy", EACH)
+def test_it_is_stopped_and_goes_on(tmp_path: Path, plain: Path, strategy: str) -> None:
+    run = job(tmp_path, strategy, "devices: {cpu: 2, memory: 300MiB}\n")
     process = run.start(env={"SLOW": "1"})
     try:
         run.wait_for(ev.Progressed)

@@ -1,0 +1,122 @@
+"""What the workers of a group do together in a step, behind the line.
+
+Covers: the sums of gradients, and of what the passes have changed. Does not cover: the
+passes themselves (``shared_step.py`` for a Keras model, ``shared_loss_step.py`` for a
+loss function).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from oomrun.core.strategy import Group
+from oomrun.worker.engine import cutting, joining, slicing
+
+__all__ = ["Share", "join_state", "now_behind", "summed"]
+
+
+@dataclass(frozen=True)
+class Share(cutting.Batch):
+    """Rows ``first`` to ``first + share`` of a batch, cut into parts."""
+
+    first: tf.Tensor
+    share: tf.Tensor
+
+    @property
+    def passes(self) -> tf.Tensor:
+        return -(-self.share // self.micro_batch_size)
+
+    def start(self, index: tf.Tensor) -> tf.Tensor:
+        return self.first + index * self.micro_batch_size
+
+    def part(self, index: tf.Tensor) -> Any:
+        start, end = self.start(index), self.first + self.share
+        stop = tf.minimum(start + self.micro_batch_size, end)
+        return slicing.take(self.data, start, stop)
+
+    def whole(self) -> cutting.Batch:
+        return cutting.Batch(self.data, self.micro_batch_size)
+
+
+def summed(
+    group: Group, examples: Sequence[Any], gradients: Sequence[Any], name: str
+) -> list[Any]:
+    """The gradients of all workers, whose kinds ``examples`` of one part show."""
+    dense = [g for g in gradients if g is not None and _is_dense(g)]
+    sums = iter(group.sums(dense, name) if dense else [])
+    found: list[Any] = []
+    for index, (example, gradient) in enumerate(zip(examples, gradients, strict=True)):
+        if gradient is None:
+            found.append(None)
+        elif _is_dense(gradient):
+            total = next(sums)
+            total.set_shape(gradient.shape)
+            found.append(total)
+        else:
+            found.append(_rows(group, example, gradient, f"{name}.{index}"))
+    return found
+
+
+def _rows(
+    group: Group, example: tf.IndexedSlices, gradient: tf.IndexedSlices, name: str
+) -> tf.IndexedSlices:
+    """A sparse gradient: the rows of all workers; see ``GradientSum``."""
+    values = group.joined(gradient.values, f"{name}.values")
+    indices = group.joined(gradient.indices, f"{name}.indices")
+    places = example.indices.shape.num_elements()
+    if places is None:
+        return tf.IndexedSlices(values, indices, gradient.dense_shape)
+    return joining.sum_of_same_rows(values, indices, places, gradient.dense_shape)
+
+
+def join_state(
+    group: Group,
+    metrics: Sequence[Any],
+    before: Sequence[tf.Tensor],
+    others: Sequence[Any],
+    weight: tf.Tensor,
+) -> None:
+    """Makes what the passes have changed the same in all workers.
+
+    Args:
+        group: the workers.
+        metrics: variables that hold sums over samples: their changes add up.
+        before: the values that these had before the passes.
+        others: of numbers with a fraction it is the mean weighted by samples, of whole
+            ones the highest.
+        weight: this worker's part of the batch's samples.
+    """
+    means = [v for v in others if v.value.dtype.is_floating]
+    changes = [v.value - old for v, old in zip(metrics, before, strict=True)]
+    shares = [v.value * tf.cast(weight, v.value.dtype) for v in means]
+    if changes or shares:
+        sums = group.sums([*changes, *shares], "oomrun.state")
+        bases: list[Any] = [*before, *([None] * len(means))]
+        for variable, base, total in zip([*metrics, *means], bases, sums, strict=True):
+            variable.assign(total if base is None else base + total)
+    for index, variable in enumerate(others):
+        if variable.value.dtype.is_integer:
+            values = tf.expand_dims(tf.identity(variable.value), 0)
+            values = group.joined(values, f"oomrun.counts.{index}")
+            variable.assign(tf.reduce_max(values, 0))
+
+
+def now_behind(gradients: Sequence[Any]) -> tf.Tensor:
+    """The time at which gradients are there, not when they were asked for."""
+    present = [g for g in gradients if g is not None]
+    with tf.device("CPU:0"):
+        # A value from an accelerator is there only once it has computed it.
+        some = [
+            tf.identity(tf.reshape(g if _is_dense(g) else g.values, [-1])[:1])
+            for g in present[:1]
+        ]
+        with tf.control_dependencies(some):
+            return tf.timestamp()
+
+
+def _is_dense(gradient: Any) -> bool:
+    return not isinstance(gradient, tf.IndexedSlices)
