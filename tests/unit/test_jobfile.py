@@ -884,7 +884,7 @@ batch: {global: 1_000, micro: on}
 memory:
   headroom: 120%
   limt: 20G
-recovery: {levers: [fewer_devices]}
+checkpoint: {dir: 'gs://bucket/x'}
 """
     )
     assert [(problem.line, problem.path) for problem in found] == [
@@ -896,7 +896,7 @@ recovery: {levers: [fewer_devices]}
         (4, "batch.micro"),
         (6, "memory.headroom"),
         (7, "memory.limt"),
-        (8, "recovery.levers[0]"),
+        (8, "checkpoint.dir"),
     ]
     assert found[6].source_line == "  headroom: 120%"
 
