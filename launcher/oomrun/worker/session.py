@@ -283,8 +283,7 @@ class Session:
             return
         self._loss = announcing.finite(loss)
         self.report_progress()
-        reason = "stop" if stopping else "leak" if leak else self._due
-        self._save_step(call, reason, last=reason == "leak")
+        self._save_step(call, "stop" if stopping else "leak" if leak else self._due)
         if stopping:
             self.leave_stopped()
         if leak is not None:
@@ -313,10 +312,11 @@ class Session:
 
     # -- checkpoints -----------------------------------------------------------
 
-    def _save_step(self, call: FitCall, reason: str, *, last: bool = False) -> None:
+    def _save_step(self, call: FitCall, reason: str) -> None:
         name = f"step-{self.step:010d}-{self.launch.attempt:04d}"
-        state = self._state(call, None)
-        self.store.save(name, call.model, state, reason, last=last)
+        # In a group whichever worker it is that ends: what one has, all of them have.
+        last = reason in ("leak", "out of memory")
+        self.store.save(name, call.model, self._state(call, None), reason, last=last)
         self._due, self._saved_at = "", time.monotonic()
         if reason == "schedule":
             self.micro_batches.at_checkpoint()
@@ -338,13 +338,10 @@ class Session:
         }
 
     def emergency_checkpoint(self) -> None:
-        """Saves after an exhaustion that has changed nothing: no step is lost.
-
-        In a group, too, whichever worker it is: what one has, all of them have.
-        """
+        """Saves after an exhaustion that has changed nothing: no step is lost."""
         if self.fit is not None and self.fit.announced:
             self._last = None  # it was not trained
-            self._save_step(self.fit, "out of memory", last=True)
+            self._save_step(self.fit, "out of memory")
             self.store.wait()
 
     # -- leaving ---------------------------------------------------------------
