@@ -97,6 +97,6 @@ def test_a_device_becomes_too_small(tmp_path: Path) -> None:
     assert decided[-2].left_out == ("cpu:1",), run.everything()
     assert run.status()["left_out"] == ["cpu:1"]
     # What ran out of memory has saved what was trained until then.
-    # (In a full pool Horovod may die of SIGSEGV, too: that is one restart more.)
+    # (TensorFlow may die of SIGSEGV making a constant in a full pool: one more.)
     assert {one.lost_steps for one in run.events(ev.Restored)} == {0}
     assert jobs.distance(tmp_path / "weights-0.npz", plain(run)) < 1e-10
