@@ -78,6 +78,29 @@ for turn in range(2):
     for variable, value in zip(variables, of_first):
         same(variable, value)
 
+# What no pass has written stays as it was: a third of it, three times, need not be it.
+from types import SimpleNamespace
+from oomrun.worker.engine import together
+fixed = np.float32([0.1, float("inf"), 1 / 3, 0.7])
+layer, metric = tf.Variable(fixed), tf.Variable([1.0, 10.0])
+others = [SimpleNamespace(value=layer, assign=layer.assign)]
+metrics = [SimpleNamespace(value=metric, assign=metric.assign)]
+@tf.function
+def passes(change):
+    before, others_before = [tf.identity(metric)], [tf.identity(layer)]
+    with tf.control_dependencies([*before, *others_before]):
+        written = [metric.assign_add([1.0, 0.0]), layer.assign_add(change)]
+    with tf.control_dependencies(written):
+        third = tf.constant(1 / 3, tf.float64)
+        together.join_state(group, metrics, before, others, others_before, third)
+for turn in range(50):
+    passes(tf.zeros([4]))
+same(layer, fixed)
+same(metric, np.float32([151.0, 10.0]))
+# And what some have written is the mean.
+passes(tf.constant([3.0 * rank, 0.0, 0.0, 0.0]))
+assert abs(float(layer[0]) - 3.1) < 1e-6
+
 Exhausted = tf.errors.ResourceExhaustedError
 assert group.lost(Exhausted(None, None, "Additional GRPC error information from ..."))
 assert not group.lost(Exhausted(None, None, "OOM when allocating tensor with shape"))

@@ -17,7 +17,7 @@ from oomrun.worker.engine.mirror import Mirror, placed
 from oomrun.worker.engine.returning import Logs, flat, in_form
 from oomrun.worker.engine.snapshot import mutable_variables
 
-__all__ = ["join_state", "logs", "sum_of_same_rows", "sums"]
+__all__ = ["change", "join_state", "logs", "sum_of_same_rows", "sums"]
 
 
 def sums(examples: Sequence[Any], given: Sequence[Sequence[Any]]) -> list[Any]:
@@ -58,13 +58,23 @@ def join_state(
             dtype = values[0].dtype
             if id(variable) in known:
                 old = known[id(variable)]
-                variable.assign(old + _add([value - old for value in values]))
+                variable.assign(old + _add([change(value, old) for value in values]))
             elif dtype.is_floating:
                 shares = [tf.cast(weight, dtype) for weight in weights]
-                pairs = zip(values, shares, strict=True)
-                variable.assign(_add([value * share for value, share in pairs]))
+                first, *rest = zip(values, shares, strict=True)
+                parts = [change(value, first[0]) * share for value, share in rest]
+                variable.assign(_add([first[0], *parts]))
             elif dtype.is_integer:
                 variable.assign(tf.reduce_max(tf.stack(values), 0))
+
+
+def change(value: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
+    """How far a value has come; 0 where it is the same, were it infinite.
+
+    Means are made of changes, so that what no pass has written stays as it was to the
+    last bit: a third of it, three times, need not be it.
+    """
+    return tf.where(tf.equal(value, old), tf.zeros_like(value), value - old)
 
 
 def logs(

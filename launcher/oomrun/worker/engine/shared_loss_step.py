@@ -84,6 +84,7 @@ class SharedLossStep(LossStep):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         self._begin()
         before = [tf.identity(kept.value) for kept in self._metrics]
+        others_before = [tf.identity(kept.value) for kept in self._others]
         batch = Share(data, micro_batch_size, first, share)
         own, example, gradients = self._passes(batch)
         with self.line.after(gradients) as behind:
@@ -94,7 +95,7 @@ class SharedLossStep(LossStep):
         # Before the line is crossed nothing may wait for the other workers.
         with tf.control_dependencies([self.line.count()]):
             together.join_state(
-                self._group, self._metrics, before, self._others, weight
+                self._group, self._metrics, before, self._others, others_before, weight
             )
             loss, wishes = self._group.sums([own, wish], "oomrun.told")
         return loss, wishes, at

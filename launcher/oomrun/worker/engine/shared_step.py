@@ -111,12 +111,15 @@ class SharedStep(StepFunction):
         known = {id(variable) for variable in metrics}
         others = [v for v in mutable_variables(self._model) if id(v) not in known]
         before = [tf.identity(v.value) for v in metrics]
+        others_before = [tf.identity(v.value) for v in others]
         batch = Share(data, micro_batch_size, first, share)
         returned = cutter.step(batch, self._apply_sums)
         weight = tf.cast(share, tf.float64) / tf.cast(batch.samples, tf.float64)
         # Before the line is crossed nothing may wait for the other workers.
         with tf.control_dependencies([self._line.count()]):
-            together.join_state(self._group, metrics, before, others, weight)
+            together.join_state(
+                self._group, metrics, before, others, others_before, weight
+            )
             names = list(returned.mean)
             *means, wishes = self._group.sums(
                 [*returned.mean.values(), wish], "oomrun.told"

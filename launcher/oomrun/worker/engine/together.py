@@ -78,6 +78,7 @@ def join_state(
     metrics: Sequence[Any],
     before: Sequence[tf.Tensor],
     others: Sequence[Any],
+    others_before: Sequence[tf.Tensor],
     weight: tf.Tensor,
 ) -> None:
     """Makes what the passes have changed the same in all workers.
@@ -88,16 +89,20 @@ def join_state(
         before: the values that these had before the passes.
         others: of numbers with a fraction it is the mean weighted by samples, of whole
             ones the highest.
+        others_before: the values that those had before the passes, alike everywhere.
         weight: this worker's part of the batch's samples.
     """
-    means = [v for v in others if v.value.dtype.is_floating]
-    changes = [v.value - old for v, old in zip(metrics, before, strict=True)]
-    shares = [v.value * tf.cast(weight, v.value.dtype) for v in means]
-    if changes or shares:
-        sums = group.sums([*changes, *shares], "oomrun.state")
-        bases: list[Any] = [*before, *([None] * len(means))]
-        for variable, base, total in zip([*metrics, *means], bases, sums, strict=True):
-            variable.assign(total if base is None else base + total)
+    paired = zip(others, others_before, strict=True)
+    means = [(v, old) for v, old in paired if v.value.dtype.is_floating]
+    counted = list(zip(metrics, before, strict=True))
+    changes = [joining.change(v.value, old) for v, old in counted]
+    changes += [
+        joining.change(v.value, old) * tf.cast(weight, old.dtype) for v, old in means
+    ]
+    if changes:
+        sums = group.sums(changes, "oomrun.state")
+        for (variable, old), total in zip([*counted, *means], sums, strict=True):
+            variable.assign(old + total)
     for index, variable in enumerate(others):
         if variable.value.dtype.is_integer:
             values = tf.expand_dims(tf.identity(variable.value), 0)
