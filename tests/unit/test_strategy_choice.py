@@ -49,11 +49,10 @@ MIGS = Situation(devices=gpus(2, "mig"))
         (replace(LINKED, nvlinks=links(4)[1:]), "mirrored", "not all joined by NVLink"),
         (CPUS, "mirrored", "2 devices in one process"),
         (replace(CPUS, horovod=True), "mirrored", "in one process"),
-        (replace(CPUS, own_limits=True), "multi_worker_mirrored", "a limit each"),
+        (replace(CPUS, own_limits=True), "mirrored", "in one process"),
         (replace(CPUS, own_limits=True, horovod=True), "horovod", "a limit each"),
         (replace(MIGS, horovod=True), "horovod", "one MIG device only"),
         (replace(TWO, hosts=2, horovod=True), "horovod", "on 2 hosts"),
-        (MIGS, "multi_worker_mirrored", "one MIG device only"),
         (replace(TWO, hosts=2), "multi_worker_mirrored", "Horovod is not installed"),
     ],
 )
@@ -67,6 +66,8 @@ def test_auto(situation: Situation, strategy: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "situation", "wrong", "nearest"),
     [
+        # A server that is open to the network is nothing to start unasked.
+        ("auto", MIGS, "take orders", "strategy: multi_worker_mirrored"),
         ("mirrored", MIGS, "one MIG device only", "strategy: multi_worker_mirrored"),
         (
             "mirrored",
@@ -115,7 +116,13 @@ def test_auto_never_takes_what_it_would_refuse(
         command=command,
         own_limits=own_limits,
     )
+    open_to_all = kind == "mig" and hosts == 1 and count > 1 and not horovod
+    if open_to_all and not command:
+        with pytest.raises(InfeasiblePlanError, match="take orders"):
+            choose("auto", situation)
+        return
     choice = choose("auto", situation)
+    assert choice.strategy != "multi_worker_mirrored" or hosts > 1
     assert choose(choice.strategy, situation).strategy == choice.strategy
     assert horovod or choice.strategy != "horovod"
     assert choice.strategy != "single" or command or count == 1

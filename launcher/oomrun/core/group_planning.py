@@ -21,6 +21,12 @@ from oomrun.core.topology import Device, Inventory
 __all__ = ["plan_for", "ranks"]
 
 
+_OPEN = (
+    "each worker has a server of TensorFlow's, which listens on all of its host's "
+    "interfaces and takes orders from whoever reaches it: the network must be private"
+)
+
+
 def ranks(plan: Plan) -> int:
     """How many workers run a plan."""
     return len(plan.devices) if plan.strategy in IN_WORKERS else 1
@@ -76,6 +82,8 @@ def plan_for(
     ]
     if choice.strategy == "mirrored":
         notes += _about_one_process(planned)
+    if choice.strategy == "multi_worker_mirrored":
+        notes.append(_OPEN)
     return Plan(
         strategy=choice.strategy,
         strategy_reason=choice.reason,

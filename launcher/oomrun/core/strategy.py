@@ -106,7 +106,8 @@ def choose(asked: str, given: Situation) -> Choice:
         given: what it is chosen for.
 
     Raises:
-        InfeasiblePlanError: the strategy that the job file asks for cannot do it.
+        InfeasiblePlanError: the strategy that the job file asks for cannot do it, or
+            none can that may be taken without being asked for.
     """
     if asked != "auto":
         wrong, nearest = _cannot(asked, given)
@@ -154,8 +155,17 @@ def _auto(given: Situation) -> Choice:
     apart = _why_apart(given)
     if not apart:
         return Choice("mirrored", f"auto: {_devices(count)} {_joined(given)}")
-    by = "" if given.horovod else " (Horovod is not installed, so TensorFlow adds up)"
-    return Choice(_in_workers(given), f"auto: {apart}{by}")
+    if given.horovod:
+        return Choice("horovod", f"auto: {apart}")
+    if given.hosts > 1:
+        by = "Horovod is not installed, so TensorFlow adds up"
+        return Choice("multi_worker_mirrored", f"auto: {apart} ({by})")
+    raise InfeasiblePlanError(
+        f"{apart}, but Horovod is not installed (tools/build_horovod.py of oomrun "
+        "builds it), and TensorFlow's own servers take orders from whoever reaches "
+        "this host",
+        nearest="strategy: multi_worker_mirrored, where nobody else does",
+    )
 
 
 def _why_apart(given: Situation) -> str:
@@ -164,7 +174,8 @@ def _why_apart(given: Situation) -> str:
         return f"the devices are on {given.hosts} hosts, so each has its own worker"
     if not topology.fits_one_process(given.devices):
         return "CUDA shows a process one MIG device only, so each has its own worker"
-    if given.on_cpu and given.own_limits:
+    # Without Horovod in one process: TensorFlow's servers would be open to the network.
+    if given.on_cpu and given.own_limits and given.horovod:
         return (
             f"{_devices(len(given.devices))} with a limit each, which TensorFlow keeps "
             "to where each has its own worker"
