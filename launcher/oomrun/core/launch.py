@@ -53,12 +53,6 @@ SIZE = "OOMRUN_SIZE"
 MEETING = "OOMRUN_MEETING"
 #: Environment variable: the address by which the other workers reach this one's host.
 ADDRESS = "OOMRUN_ADDRESS"
-#: Environment variable, for the script: how many workers the attempt has.
-SIZE = "OOMRUN_SIZE"
-#: Environment variable: ``address:port`` of the key-value server of the attempt.
-MEETING = "OOMRUN_MEETING"
-#: Environment variable: the address by which other workers reach this one's host.
-ADDRESS = "OOMRUN_ADDRESS"
 
 #: Message to the worker: write a checkpoint at the next step's end, then exit.
 STOP = "stop"
