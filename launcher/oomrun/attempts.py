@@ -69,11 +69,13 @@ def watch(
     group = _Group(workers, attempt, timing)
     kills_before, shm_left = oom_kills(), None
     try:
-        while not group.all_ended():
+        while group.unseen():
             _wait(group, stops, [*group.due(), recorder.due_at()])
-            for worker, seen in group.each():
+            heard_out = set()
+            for rank, (worker, seen) in enumerate(group.each()):
                 # All that one that has ended had to say decides how it ended.
-                ended = worker.exited()
+                if ended := worker.exited():
+                    heard_out.add(rank)
                 for event in _events(seen, worker.drain() if ended else worker.read()):
                     before = recorder.state
                     recorder.record(event)
@@ -81,7 +83,7 @@ def watch(
                     if message is not None:
                         worker.send(message)
             recorder.flush_if_due()
-            group.look()
+            group.look(heard_out)
             group.press(stops)
         # Before anything is tidied up: what they left there may be gone with them.
         shm_left = shm_free()
@@ -124,17 +126,13 @@ class _Group:
         """All of them, in the order of their ranks."""
         return zip(self.workers, self.seen, strict=True)
 
-    def all_ended(self) -> bool:
-        """Whether none of them lives."""
-        return all(worker.exited() for worker in self.workers)
-
     def due(self) -> list[float | None]:
         """The monotonic times at which there is something to do."""
         living = [seen for worker, seen in self.each() if not worker.exited()]
         return [self._lost_until, *(seen.due_at() for seen in living)]
 
     def unseen(self) -> list[Watched]:
-        """Those that no look has seen at their end: nothing else may ever wake us."""
+        """Those that no look has seen at their end; there are looks while there are."""
         return [w for n, w in enumerate(self.workers) if n not in self._looked_at]
 
     def press(self, stops: Stops) -> None:
@@ -145,17 +143,22 @@ class _Group:
         if any(seen.timed_out for seen in self.seen) and not self._dumped:
             self._dump()
 
-    def look(self) -> None:
-        """Has all of them end where one has failed."""
-        self._looked_at = {n for n, w in enumerate(self.workers) if w.exited()}
+    def look(self, heard_out: set[int]) -> None:
+        """Has all of them end where one has failed.
+
+        Args:
+            heard_out: those that had ended before all that they had to say was read.
+                One that has ended since may have said that it is done.
+        """
+        self._looked_at = heard_out
         if 0 in self._looked_at and not self._first_has_ended:
             self._first_has_ended = True
             self._watch_others()
         if self._given_up:
             return
-        for rank, (worker, seen) in enumerate(self.each()):
-            ended = worker.ending()
-            if ended is not None and rank not in self._failed and seen.failed(ended):
+        for rank in sorted(heard_out.difference(self._failed)):
+            ended = self.workers[rank].ending()
+            if ended is not None and self.seen[rank].failed(ended):
                 self._failed.append(rank)
         if not self._failed:
             return
