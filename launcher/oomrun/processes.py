@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,9 @@ from oomrun.channel import Lines, encode
 from oomrun.core.errors import LaunchError
 from oomrun.core.launch import CHANNEL_FD, RUN_TOKEN
 
-__all__ = ["SPARED", "Ended", "Worker", "become_subreaper", "sweep"]
+__all__ = [
+    "SPARED", "Ended", "Worker", "become_subreaper", "kill_descendants", "sweep",
+]  # fmt: skip
 
 #: Environment variable: of the process, by its id, whose ``sweep`` spares this one.
 SPARED = "OOMRUN_SPARED_BY"
@@ -253,6 +256,24 @@ def sweep(run_id: str, *, descendants: bool = False) -> list[int]:
     if descendants:
         _reap()
     return list(dict.fromkeys(killed))
+
+
+def kill_descendants() -> None:
+    """Kills all our descendants, and reaps none: for whoever then ends at once.
+
+    Another thread may wait for one of them. Had we taken its status, Python would say
+    there that it ended with exit code 0.
+    """
+    for _ in range(10):
+        found = _leftovers("", descendants=True)
+        if not found:
+            return
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                process.kill()
+        until = time.monotonic() + 5.0
+        while any(map(_alive, found)) and time.monotonic() < until:
+            time.sleep(0.01)
 
 
 def _leftovers(run_id: str, descendants: bool) -> list[psutil.Process]:

@@ -112,7 +112,7 @@ def test_a_lost_connection_ends_all_and_is_made_again(
     finally:
         process.kill()
         process.wait()
-    assert causes(folder) == ["killed", "finished"]
+    assert causes(folder) == ["killed", "finished"], summaries(folder)
     assert summaries(folder)[0].startswith("worker 1: ")
     assert nothing_left(folder)
 

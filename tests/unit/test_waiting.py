@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -161,3 +162,18 @@ def test_one_that_is_done_between_reading_and_looking(tmp_path: Path) -> None:
     assert evidence.script.outcome == "finished"
     ends = [e for e in read(tmp_path / "journal.jsonl") if isinstance(e, ScriptEnded)]
     assert sorted(e.rank for e in ends) == [0, 1]
+
+
+def test_who_is_killed_with_all_others_is_said_to_be_killed() -> None:
+    """By an agent whose caller is gone; its other thread waits for the worker."""
+    code = """
+import subprocess, sys
+from oomrun.processes import kill_descendants
+child = subprocess.Popen(["sleep", "600"])
+kill_descendants()
+print(child.wait())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == f"{-signal.SIGKILL}\n", done.stderr

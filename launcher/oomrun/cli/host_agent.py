@@ -17,7 +17,7 @@ import signal
 import threading
 from typing import Any
 
-from oomrun.processes import sweep
+from oomrun.processes import kill_descendants
 
 __all__ = ["main"]
 
@@ -63,5 +63,5 @@ def _listen() -> None:
     """Until the caller is gone: then nothing of ours stays."""
     while select.select([0], [], [], _SILENCE_S)[0] and os.read(0, _CHUNK_BYTES):
         pass
-    sweep("", descendants=True)
+    kill_descendants()
     os._exit(_EXIT_LOST)
