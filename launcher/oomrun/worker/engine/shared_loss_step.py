@@ -8,7 +8,6 @@ any other variable would come together cannot be told: ``SharedLossStep.unshared
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import keras
@@ -66,13 +65,10 @@ class SharedLossStep(LossStep):
         Raises:
             tf.errors.ResourceExhaustedError: see ``line`` and ``snapshot``.
         """
-        told = [tf.constant(n) for n in (start, share, micro_batch_size, wish)]
-        began = time.time()
-        loss, wishes, at = self._shared(data, *told)
-        took_s = float(at) - began
-        # The clock may have been set meanwhile.
-        self.computed_s = took_s if took_s > 0 else None
-        return loss, int(wishes)
+        loss, wishes, self.computed_s = together.taken(
+            self._shared, data, start, share, micro_batch_size, wish
+        )
+        return loss, wishes
 
     def _shared_step(
         self,

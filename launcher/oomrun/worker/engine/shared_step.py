@@ -13,7 +13,6 @@ samples; a count (random state) is the highest.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,13 +73,11 @@ class SharedStep(StepFunction):
         if self._how_to_cut.suits_order and pool.limit_bytes() is not None:
             self.run_in_order(whole=False)
         self._trace("shared", self._shared, *[tf.TensorSpec((), tf.int32)] * 4)
-        told = [tf.constant(n) for n in (start, share, micro_batch_size, wish)]
-        began = time.time()
-        logs, wishes, at = self._shared(data, *told)
-        took_s = float(at) - began
-        # The clock may have been set meanwhile.
-        self.computed_s = took_s if self._optimizers == 1 and took_s > 0 else None
-        return logs, int(wishes)
+        logs, wishes, took_s = together.taken(
+            self._shared, data, start, share, micro_batch_size, wish
+        )
+        self.computed_s = took_s if self._optimizers == 1 else None
+        return logs, wishes
 
     def run_in_order(self, *, whole: bool) -> None:
         """See ``StepFunction``."""

@@ -7,7 +7,8 @@ loss function).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import tensorflow as tf
 from oomrun.core.strategy import Group
 from oomrun.worker.engine import cutting, joining, slicing
 
-__all__ = ["Share", "join_state", "now_behind", "summed"]
+__all__ = ["Share", "join_state", "now_behind", "summed", "taken"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,27 @@ def _rows(
     if places is None:
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
     return joining.sum_of_same_rows(values, indices, places, gradient.dense_shape)
+
+
+def taken(
+    shared: Callable[..., tuple[Any, tf.Tensor, tf.Tensor]], data: Any, *told: int
+) -> tuple[Any, int, float | None]:
+    """Takes a step that all workers share.
+
+    Args:
+        shared: the step; gives its result, the sum of wishes, and the time at which
+            this worker's own gradients were there.
+        data: the whole batch.
+        told: the first row of the share, its rows, rows a pass, this worker's wish.
+
+    Returns:
+        The result, the sum of wishes, and the seconds until the gradients were there;
+        None where the clock was set meanwhile.
+    """
+    began = time.time()
+    result, wishes, at = shared(data, *(tf.constant(number) for number in told))
+    took_s = float(at) - began
+    return result, int(wishes), took_s if took_s > 0 else None
 
 
 def join_state(
