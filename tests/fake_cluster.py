@@ -15,10 +15,12 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import kubernetes_validate
+import pytest
 import yaml
 
 import fake_discovery
-from kubernetes_jobs import check_whole
+from kubernetes_jobs import check_whole, write_job
+from oomrun.cli import cluster_waiting
 
 VERSION = "1.34"
 _MAIN = ("jobs", "jobsets", "mpijobs", "trainjobs")
@@ -258,3 +260,13 @@ def _handler(cluster: FakeCluster) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(content)
 
     return Handler
+
+
+def lead_to(
+    server: FakeCluster, folder: Path, section: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Has commands run in ``folder``, on a job with this section, ask ``server``."""
+    monkeypatch.chdir(folder)
+    write_job(folder, section)
+    monkeypatch.setenv("KUBECONFIG", str(server.write_config(folder / "kubeconfig")))
+    monkeypatch.setattr(cluster_waiting, "PAUSE_S", 0.01)

@@ -15,8 +15,8 @@ import pytest
 
 import kubernetes_jobs as jobs
 import programs
-from fake_cluster import FakeCluster
-from oomrun.cli import cluster_waiting, main
+from fake_cluster import FakeCluster, lead_to
+from oomrun.cli import main
 from oomrun.kubernetes.cluster import ClusterError, connect
 from oomrun.kubernetes.kubectl import Kubectl
 
@@ -50,13 +50,10 @@ def cluster(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> FakeCluster:
-    monkeypatch.chdir(tmp_path)
-    jobs.write_job(tmp_path, SECTION)
     server.forget()
-    monkeypatch.setenv("KUBECONFIG", str(server.write_config(tmp_path / "kubeconfig")))
+    lead_to(server, tmp_path, SECTION, monkeypatch)
     # What kubectl has found out of the server is kept there.
     monkeypatch.setenv("HOME", str(tmp_path_factory.getbasetemp()))
-    monkeypatch.setattr(cluster_waiting, "PAUSE_S", 0.01)
     if request.param == "kubectl":
         monkeypatch.setenv("PATH", programs.PATH)
         monkeypatch.setitem(sys.modules, "kubernetes", None)

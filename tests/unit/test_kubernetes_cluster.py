@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import kubernetes_jobs as jobs
-from fake_cluster import FakeCluster
-from oomrun.cli import cluster_waiting, main
+from fake_cluster import FakeCluster, lead_to
+from oomrun.cli import main
 
 SECTION = """kubernetes:
   image: x
@@ -30,11 +30,8 @@ Say = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    monkeypatch.chdir(tmp_path)
-    jobs.write_job(tmp_path, SECTION)
     server = FakeCluster()
-    monkeypatch.setenv("KUBECONFIG", str(server.write_config(tmp_path / "kubeconfig")))
-    monkeypatch.setattr(cluster_waiting, "PAUSE_S", 0.01)
+    lead_to(server, tmp_path, SECTION, monkeypatch)
     yield server
     server.close()
 

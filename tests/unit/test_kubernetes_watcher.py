@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import kubernetes_jobs as jobs
-from fake_cluster import FakeCluster
-from oomrun.cli import cluster_waiting, main
+from fake_cluster import FakeCluster, lead_to
+from oomrun.cli import main
 from oomrun.kubernetes.lint import lint
 from oomrun.kubernetes.submission import GpuNeed
 from oomrun.kubernetes.watcher import watcher_objects
@@ -31,11 +31,8 @@ Right = tuple[str, str, str, str]
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    monkeypatch.chdir(tmp_path)
-    jobs.write_job(tmp_path, SECTION)
     server = FakeCluster()
-    monkeypatch.setenv("KUBECONFIG", str(server.write_config(tmp_path / "kubeconfig")))
-    monkeypatch.setattr(cluster_waiting, "PAUSE_S", 0.01)
+    lead_to(server, tmp_path, SECTION, monkeypatch)
     yield server
     server.close()
 
