@@ -138,6 +138,7 @@ def make_launch(
     shrinks = levers.MICRO_BATCH in order and not isinstance(micro, int)
     # What the job file lists before the micro-batch comes before it.
     shrinks = shrinks and levers.due(order, state, plans.to_json(plan)) is None
+    others = rank > 0 or len(plan.devices) > 1
     return Launch(
         attempt=attempt,
         rank=rank,
@@ -162,7 +163,8 @@ def make_launch(
         shares=spec.batch.shares,
         probe=spec.memory.probe == "auto" and shrinks,
         measure=job.measure,
-        measured={} if rank or len(plan.devices) > 1 else state.measured,
+        measured={} if others else state.measured,
+        recorded={} if others else state.recorded,
         micro_batch_failed=state.failed_by_rank.get(rank)
         if rank
         else planning.known_to_fail(state, plan.devices[0].limit_bytes),

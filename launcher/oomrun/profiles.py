@@ -28,7 +28,7 @@ __all__ = ["Profiles", "folder_of"]
 
 _log = logging.getLogger(__name__)
 
-_VERSION = 1
+_VERSION = 2
 _KEPT = 256
 # Far more than the 64 sizes of each kind ever take.
 _LARGEST_FILE = 256 * 1024

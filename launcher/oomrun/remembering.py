@@ -95,6 +95,9 @@ class Remembering:
             "measured": [list(item) for item in found.measured.items()]
             if found
             else [],
+            "recorded": [list(item) for item in found.recorded.items()]
+            if found
+            else [],
             "failed": found.smallest_failed(limit) if found and limit else None,
         }
 
@@ -109,6 +112,7 @@ class Remembering:
             Profile(
                 state_bytes=state.state_bytes,
                 measured=state.measured,
+                recorded=state.recorded,
                 failed={failed: limit} if failed and limit else {},
                 steps=state.step,
             ),
@@ -117,10 +121,12 @@ class Remembering:
     def _keep_tried(self, event: ev.SizesTried, limit: int | None) -> None:
         tried = dict(zip(event.sizes, event.peaks, strict=False))
         failed = [size for size, peak in tried.items() if peak is None]
+        pools = dict(zip(event.sizes, event.pools, strict=False))
         self._profiles.store(
             event.profile_key,
             Profile(
                 measured={n: peak for n, peak in tried.items() if peak is not None},
+                recorded={n: pool for n, pool in pools.items() if pool is not None},
                 failed=dict.fromkeys(failed, limit) if limit else {},
             ),
         )

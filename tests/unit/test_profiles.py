@@ -165,7 +165,7 @@ def _spoil(folder: Path, how: str) -> None:
     path = _file(folder)
     match how:
         case "newer version":
-            _changed(path, version=2)
+            _changed(path, version=3)
         case "version true":
             _changed(path, version=True)
         case "another key":

@@ -32,18 +32,25 @@ def state(**fields: Any) -> JobState:
 
 def test_nothing_is_remembered_of_a_new_model(tmp_path: Path) -> None:
     answer = Remembering(Profiles(tmp_path)).answer(state(), started("a"))
-    assert answer == {"do": "remembered", "key": "a", "measured": [], "failed": None}
+    assert answer == {
+        "do": "remembered",
+        "key": "a",
+        "measured": [],
+        "recorded": [],
+        "failed": None,
+    }
 
 
 def test_what_one_run_keeps_another_is_told(tmp_path: Path) -> None:
     known = state(
-        profile_key="a", measured={8: 60, 16: 90}, micro_batch_failed=32,
-        limit_when_failed_bytes=LIMIT, step=7,
+        profile_key="a", measured={8: 60, 16: 90}, recorded={16: 95},
+        micro_batch_failed=32, limit_when_failed_bytes=LIMIT, step=7,
     )  # fmt: skip
     Remembering(Profiles(tmp_path)).keep(known)
     answer = Remembering(Profiles(tmp_path)).answer(state(), started("a"))
     assert answer is not None
     assert answer["measured"] == [[8, 60], [16, 90]]
+    assert answer["recorded"] == [[16, 95]]
     assert answer["failed"] == 32
     other = Remembering(Profiles(tmp_path)).answer(state(), started("b"))
     assert other is not None

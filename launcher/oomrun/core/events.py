@@ -189,7 +189,8 @@ class Probed(Event):
     """A micro-batch was tried before training, and all that it changed put back.
 
     ``peak_bytes`` is the highest of its ``steps``; None where memory ran out, which
-    ``message`` then says.
+    ``message`` then says. ``pool_bytes`` is the least pool that has room for one, by
+    its allocations; None where these could not be recorded.
     """
 
     type: ClassVar[str] = "probed"
@@ -200,6 +201,7 @@ class Probed(Event):
     peak_bytes: int | None
     seconds: float
     message: str = ""
+    pool_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +221,7 @@ class SizesTried(Event):
     Attributes:
         sizes: micro-batches of which three steps were taken.
         peaks: their peaks in bytes; None where memory ran out.
+        pools: the least pools that have room for them; None where not recorded.
     """
 
     type: ClassVar[str] = "sizes_tried"
@@ -227,6 +230,7 @@ class SizesTried(Event):
     profile_key: str
     sizes: tuple[int, ...]
     peaks: tuple[int | None, ...]
+    pools: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

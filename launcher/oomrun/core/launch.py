@@ -57,7 +57,8 @@ ADDRESS = "OOMRUN_ADDRESS"
 #: Message to the worker: write a checkpoint at the next step's end, then exit.
 STOP = "stop"
 #: Message to the worker, after each ``FitStarted`` with a ``profile_key``: what earlier
-#: runs have measured of that model (``measured``: pairs of size and bytes; ``failed``).
+#: runs have measured of that model (``measured`` and ``recorded``: pairs of size and
+#: bytes; ``failed``).
 REMEMBERED = "remembered"
 
 
@@ -90,6 +91,7 @@ class Launch:
             (``profile.Environment``); None where nothing is remembered.
         fit, profile_key: the fit that earlier attempts came to, and its model.
         measured: peak bytes by micro-batch size of that model.
+        recorded: the least pool that has room for a step, likewise.
         micro_batch_failed: the smallest that ran out of memory then.
         last_step: the furthest step any attempt reached (for what was lost).
         supervisor_pid: who must be our parent; None in a test without a supervisor.
@@ -118,6 +120,7 @@ class Launch:
     probe: bool = False
     measure: bool = False
     measured: Mapping[int, int] = field(default_factory=dict)
+    recorded: Mapping[int, int] = field(default_factory=dict)
     micro_batch_failed: int | None = None
     environment: Mapping[str, Any] | None = None
     fit: int = 0
@@ -139,6 +142,9 @@ def from_json(value: Mapping[str, Any]) -> Launch:
             "plan": plans.from_json(value["plan"]),
             "args": tuple(value["args"]),
             # JSON has no numbers for keys.
-            "measured": {int(k): v for k, v in value.get("measured", {}).items()},
+            **{
+                name: {int(k): v for k, v in value.get(name, {}).items()}
+                for name in ("measured", "recorded")
+            },
         }
     )

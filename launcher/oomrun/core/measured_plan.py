@@ -147,7 +147,8 @@ def _with(
     # says that there is none.
     given = replace(spec, batch=replace(spec.batch, micro=size))
     if peak is not None:
-        state = replace(state, measured={**state.measured, size: peak.bytes})
+        measured = {**state.measured, size: peak.bytes}
+        state = replace(state, measured=measured, recorded={})
     made = planning.make_plan(given, inventory, state)
     (device,) = made.devices
     device = replace(

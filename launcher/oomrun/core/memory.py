@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from oomrun.core.recorded import Recorded
+
 __all__ = ["MemoryModel", "Peak", "budget_bytes", "largest", "limit_grew", "peak_of"]
 
 # How far the upper end of a prediction lies above the most likely value, as a fraction
@@ -102,6 +104,7 @@ class MemoryModel:
         in_order: whether a step's operations run one at a time, so that its peak is
             always the same; otherwise their order is left to chance.
         loops: whether the graph has loops, as recurrent layers have.
+        recorded: what the allocations of steps have told, where they were recorded.
     """
 
     state_bytes: int | None = None
@@ -109,20 +112,25 @@ class MemoryModel:
     static: Mapping[int, int] = field(default_factory=dict)
     in_order: bool = False
     loops: bool = False
+    recorded: Recorded = field(default_factory=Recorded)
 
     @property
     def needed(self) -> dict[int, int]:
         """``measured`` without what the allocator handed out beyond what was asked for.
 
         Such a size has run, and will again; the other sizes follow from what it needs.
+        Where its allocations were recorded it is the least pool with room for them.
         """
+        found: dict[int, int] = dict(self.recorded.pools)
         if not self.in_order or self.loops or not self.static:
-            return dict(self.measured)
-        found: dict[int, int] = {}
+            return {**self.measured, **found}
         for size, peak in sorted(self.measured.items()):
+            if size in found:
+                continue
             bounds = (
                 less + _WASTE * (self._static_at(size) - self._static_at(smaller))
                 for smaller, less in found.items()
+                if smaller < size
             )
             found[size] = int(min([peak, *bounds]))
         return found
@@ -137,6 +145,9 @@ class MemoryModel:
         ones. Where nothing was measured, the graph's figures stand for themselves.
         """
         size, needed = micro_batch_size, self.needed
+        recorded = self.recorded.predict(size)
+        if recorded is not None:
+            return Peak(bytes=recorded[0], high_bytes=recorded[1])
         rest = min([self.state_bytes or 0, *needed.values()])
         if size in needed:
             return _peak(needed[size], rest, _SAME[self.in_order])
@@ -167,6 +178,10 @@ class MemoryModel:
         if peak is None:
             return None
         likely, high = peak.bytes, peak.high_bytes
+        handed_out = self.recorded.handed_out(micro_batch_size)
+        if handed_out is not None:
+            likely = max(handed_out, self.measured.get(micro_batch_size, 0))
+            high = max(high, likely)
         ran = min((m for m in self.measured if m >= micro_batch_size), default=0)
         above = self.measured.get(ran, 0)
         if above > high:
@@ -232,11 +247,15 @@ class MemoryModel:
     def largest_within(self, budget_bytes: int, at_most: int) -> int:
         """The largest size whose upper end is within the budget; 0 where none is."""
 
-        def fits(size: int) -> bool:
-            peak = self.predict(size)
-            return peak is not None and peak.high_bytes <= budget_bytes
+        return largest(lambda size: self.fits(size, budget_bytes), at_most)
 
-        return largest(fits, at_most)
+    def fits(self, size: int, budget_bytes: int) -> bool:
+        """Whether a step surely fits into a budget, as far as is known."""
+        recorded = self.recorded.fits(size, budget_bytes)
+        if recorded is not None:
+            return recorded
+        peak = self.predict(size)
+        return peak is not None and peak.high_bytes <= budget_bytes
 
     def _static_at(self, size: int) -> float:
         """The graph's peak at ``size``, along the lines between its figures."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from oomrun.core import batch, command, memory, topology
 from oomrun.core.errors import InfeasiblePlanError
 from oomrun.core.plan import DevicePlan, Plan
+from oomrun.core.recorded import Recorded
 from oomrun.core.spec import (
     AUTO,
     AtMost,
@@ -67,6 +68,7 @@ def make_plan(spec: JobSpec, inventory: Inventory, state: JobState) -> Plan:
         failed=known_to_fail(state, limit),
         ceiling=None if grew else state.micro_batch_limit,
         measured=state.measured,
+        recorded=state.recorded,
         state_bytes=state.state_bytes,
         budget=budget,
     )
@@ -284,6 +286,7 @@ class _Known:
     failed: int | None
     ceiling: int | None
     measured: Mapping[int, int]
+    recorded: Mapping[int, int]
     state_bytes: int | None
     budget: int | None
 
@@ -291,7 +294,9 @@ class _Known:
         if micro is None:
             return None
         return memory.MemoryModel(
-            state_bytes=self.state_bytes, measured=self.measured
+            state_bytes=self.state_bytes,
+            measured=self.measured,
+            recorded=Recorded(pools=self.recorded),
         ).predict(micro)
 
     def fits(self, micro: int) -> bool:

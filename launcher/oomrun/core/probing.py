@@ -120,7 +120,8 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
     if asked.failed is not None:
         # Not the next smaller one: half way to what ran, or to nothing.
         wanted = min(wanted, max(1, (largest + asked.failed) // 2))
-    if ran and known.measured[ran] > asked.budget_bytes:
+    counted = known.measured[ran] if ran else 0
+    if counted > asked.budget_bytes and ran not in known.recorded.pools:
         # As far as it goes: what it needs is less, but what more would need is not
         # known where all that is left over has been handed out.
         full = format_bytes(known.measured[ran])
@@ -158,7 +159,13 @@ def _with_spare(known: MemoryModel, most: int, asked: Asked) -> Asked:
 
 
 def _largest_that_ran(known: MemoryModel, most: int, budget: int) -> int:
-    fitting = (m for m, peak in known.needed.items() if m <= most and peak <= budget)
+    needed = known.needed
+    fitting = (
+        size
+        for size, peak in needed.items()
+        if size <= most
+        and (peak <= budget or (known.recorded.fits(size, budget) or False))
+    )
     return max(fitting, default=0)
 
 

@@ -29,7 +29,7 @@ _LARGEST_INT = 2**63 - 1
 _LARGEST_RATIO = 100.0
 
 # Part of every key: raise it when the engine comes to use memory in another way.
-_ENGINE = 1
+_ENGINE = 2
 
 
 class ProfileError(ValueError):
@@ -43,6 +43,7 @@ class Profile:
     Attributes:
         state_bytes: weights and optimizer slots.
         measured: peak bytes by micro-batch, the highest that were seen.
+        recorded: the least pool that has room for a step, by micro-batch.
         failed: micro-batches that ran out of memory, each with the highest limit in
             bytes that it did so under. Where no limit was known, nothing is.
         pool_ratio: what the allocator needs of its pool for each byte of a peak.
@@ -51,14 +52,17 @@ class Profile:
 
     state_bytes: int | None = None
     measured: Mapping[int, int] = field(default_factory=dict)
+    recorded: Mapping[int, int] = field(default_factory=dict)
     failed: Mapping[int, int] = field(default_factory=dict)
     pool_ratio: float | None = None
     steps: int = 0
 
     def __post_init__(self) -> None:
         measured = sorted(self.measured.items())[-_SIZES:]
+        recorded = sorted(self.recorded.items())[-_SIZES:]
         failed = sorted(self.failed.items())[:_SIZES]
         object.__setattr__(self, "measured", dict(measured))
+        object.__setattr__(self, "recorded", dict(recorded))
         object.__setattr__(self, "failed", dict(failed))
 
     def smallest_failed(self, limit_bytes: int) -> int | None:
@@ -76,6 +80,7 @@ def merge(a: Profile, b: Profile) -> Profile:
     return Profile(
         state_bytes=_known(max, a.state_bytes, b.state_bytes),
         measured=_highest(a.measured, b.measured),
+        recorded=_highest(a.recorded, b.recorded),
         failed=_highest(a.failed, b.failed),
         pool_ratio=_known(max, a.pool_ratio, b.pool_ratio),
         steps=max(a.steps, b.steps),
@@ -100,6 +105,7 @@ def to_json(profile: Profile) -> dict[str, Any]:
     return {
         "state_bytes": profile.state_bytes,
         "measured": [list(item) for item in profile.measured.items()],
+        "recorded": [list(item) for item in profile.recorded.items()],
         "failed": [list(item) for item in profile.failed.items()],
         "pool_ratio": profile.pool_ratio,
         "steps": profile.steps,
@@ -126,6 +132,7 @@ def from_json(value: object) -> Profile:
     return Profile(
         state_bytes=state_bytes,
         measured=_by_size("measured", value["measured"]),
+        recorded=_by_size("recorded", value["recorded"]),
         failed=_by_size("failed", value["failed"]),
         pool_ratio=ratio,
         steps=_integer("steps", value["steps"], 0, _LARGEST_INT),

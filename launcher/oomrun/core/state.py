@@ -58,6 +58,8 @@ class JobState:
         shares: what each device does of a global batch, in a group of workers.
         measured: peak bytes by micro-batch size, the highest of all devices, of the
             model of the current fit.
+        recorded: the least pool that has room for a step, by micro-batch size, of those
+            whose allocations were recorded.
         predictions: the peaks that were predicted, by micro-batch size.
         composition: what the memory of the current fit's model is made of.
         last_training_step: the furthest step ever reported.
@@ -119,6 +121,7 @@ class JobState:
     state_bytes: int | None = None
     profile_key: str | None = None
     measured: Mapping[int, int] = field(default_factory=dict)
+    recorded: Mapping[int, int] = field(default_factory=dict)
     predictions: Mapping[int, memory.Peak] = field(default_factory=dict)
     composition: ev.StateMeasured | None = None
     memory: Mapping[str, ev.DeviceMemory] = field(default_factory=dict)
@@ -296,6 +299,7 @@ def _fit_started(state: JobState, event: ev.FitStarted) -> JobState:
         state,
         state="training",
         measured={} if other else state.measured,
+        recorded={} if other else state.recorded,
         predictions={} if other else state.predictions,
         composition=None if other else state.composition,
         micro_batch_failed=None if other else state.micro_batch_failed,

@@ -32,7 +32,11 @@ def probed(state: JobState, event: ev.Probed) -> JobState:
     """A micro-batch was tried."""
     size = event.micro_batch_size
     if event.peak_bytes is not None:
-        return replace(state, measured=measured(state, size, event.peak_bytes))
+        recorded = dict(state.recorded)
+        if event.pool_bytes is not None:
+            recorded[size] = max(recorded.get(size, 0), event.pool_bytes)
+        peaks = measured(state, size, event.peak_bytes)
+        return replace(state, measured=peaks, recorded=recorded)
     failed = min(size, state.micro_batch_failed or size)
     return replace(
         state,
@@ -153,6 +157,7 @@ def levers_changed(state: JobState, event: ev.DecisionMade) -> JobState:
         ran_before_lever=max(state.measured, default=0),
         failed_before_lever=state.micro_batch_failed,
         measured={},
+        recorded={},
         predictions={},
         micro_batch_failed=failed,
         failed_by_rank={},

@@ -112,7 +112,9 @@ def state_measured(
     return seen
 
 
-def sizes_tried(session: Session, tried: Mapping[int, int | None]) -> None:
+def sizes_tried(
+    session: Session, tried: Mapping[int, int | None], pools: Mapping[int, int]
+) -> None:
     """Reports the peaks of all sizes that were tried, to be remembered.
 
     Training itself takes more in a group, where the sums of all gradients come
@@ -127,6 +129,7 @@ def sizes_tried(session: Session, tried: Mapping[int, int | None]) -> None:
                 profile_key=session.profile_key,
                 sizes=tuple(tried),
                 peaks=tuple(tried.values()),
+                pools=tuple(map(pools.get, tried)),
             )
         )
 

@@ -56,13 +56,13 @@ def measure(
     if memory.peak_bytes is None:
         _from_graph(session, prober, model, data, samples)
     # Now as well: where nothing fits, it says why.
-    announcing.state_measured(session, model, data, samples, prober.graph)
+    announcing.state_measured(session, model, data, samples, prober.graph.peaks)
     planned = None
     if session.micro_batches.probes:
         planned = prober.settle(data, samples, may_cut, at_least_one=True)
     found = _tried(session, prober, planned, data, samples, may_cut)
-    prober.look_at_graph(data, [found.size, max(1, found.size // 2)])
-    announcing.state_measured(session, model, data, samples, prober.graph)
+    prober.graph.look(data, [found.size, max(1, found.size // 2)])
+    announcing.state_measured(session, model, data, samples, prober.graph.peaks)
     announcing.micro_batch_planned(
         session, found.size, samples, found.reason, found.peak
     )
@@ -74,8 +74,8 @@ def _from_graph(
 ) -> NoReturn:
     """For a device that counts nothing, where a trial would tell nothing."""
     rows = [samples >> times for times in range(_GRAPH_SIZES)]
-    prober.look_at_graph(data, [size for size in rows if size])
-    seen = announcing.state_measured(session, model, data, samples, prober.graph)
+    prober.graph.look(data, [size for size in rows if size])
+    seen = announcing.state_measured(session, model, data, samples, prober.graph.peaks)
     size = session.micro_batches.size(samples)
     reason = f"micro-batch {size} of {samples}: the device has no limit"
     peak = breakdown.known_from_graph(seen).predict(size)

@@ -48,6 +48,7 @@ class Mirroring:
                 rank=rank,
                 plan=replace(plan, devices=(device,)),
                 measured={},
+                recorded={},
                 micro_batch_failed=None,
             )
             self._sizes.append(MicroBatches(own, OfOneDevice(session.channel)))

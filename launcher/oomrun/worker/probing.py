@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,22 +19,22 @@ import tensorflow as tf
 from oomrun.core import events as ev
 from oomrun.core import probing
 from oomrun.core.memory import MemoryModel, Peak
+from oomrun.core.recorded import AS_IT_HAPPENS, IN_ORDER, OF_ANOTHER_TRACE
 from oomrun.worker import devices, pool, randomness
-from oomrun.worker.engine import executor, keeping, slicing, static
+from oomrun.worker.engine import keeping, slicing
+from oomrun.worker.recordings import Recordings
 from oomrun.worker.session import Session
+from oomrun.worker.step_graph import StepGraph, Traceable
 
 __all__ = ["Found", "Prober", "TrialStep"]
 
 TRIALS, TRIALS_BY_XLA = 3, 2
-_STEPS = 3
+#: Of a trial: peaks differ from step to step, but for recorded ones that run in order.
+_STEPS, _STEPS_RECORDED = 3, 2
 
 
-class TrialStep(Protocol):
+class TrialStep(Traceable, Protocol):
     """A step that can be tried: a Keras model's, or a custom loop's."""
-
-    @property
-    def by_xla(self) -> bool:
-        """Whether XLA compiles it."""
 
     @property
     def lost(self) -> bool:
@@ -46,17 +46,11 @@ class TrialStep(Protocol):
     def run_in_order(self, *, whole: bool) -> None:
         """From now on runs its operations one at a time."""
 
-    def graph_function(self) -> Any:
-        """Its concrete function for batches of any size; None where there is none."""
-
     def for_spec(self, change: Callable[[Any], Any]) -> TrialStep:
         """The same for batches of another spec."""
 
     def for_trials(self) -> TrialStep:
         """The same, or one that may be taken and undone."""
-
-    def without_xla(self) -> TrialStep:
-        """The same as XLA is given it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +73,7 @@ class Prober:
             sums of all workers' gradients.
 
     Attributes:
-        graph: what the step's graph says, by rows of a batch.
+        graph: of the step.
         tried: the peaks of all sizes that were tried; None where memory ran out.
     """
 
@@ -90,12 +84,15 @@ class Prober:
         self._plan = session.launch.plan
         self._budget = max(1, session.micro_batches.budget_bytes - beside_bytes)
         self._tried = function.for_trials()
-        self._ordered = self._suits = self._loops = False
-        self._from_graph: dict[int, int] = {}
-        self._graph_step = function
-        self._graph_function: Any = None
+        self._ordered = False
         self._known: MemoryModel | None = None
-        self.graph: dict[int, static.GraphPeak] = {}
+        self._recordings = Recordings(
+            self._plan,
+            keeping.variables_of(model),
+            self._budget,
+            by_xla=function.by_xla,
+        )
+        self.graph = StepGraph(model, function)
         self.tried: dict[int, int | None] = {}
 
     def settle(
@@ -137,10 +134,12 @@ class Prober:
         if larger > 1:
             self._samples_grew(samples, larger, rest)
         else:
-            self._ask_graph(data, samples)
-        from_graph, suits = self._from_graph, self._suits
+            self.graph.ask(data, samples)
+        from_graph, suits = self.graph.guess, self.graph.suits
         if not from_graph and not sizes.measured:
             return None  # trials from nothing would end far below what fits
+        self._recordings.spread = self._spread()
+        self._recordings.batch_bytes = slicing.bytes_of(data)
         remembered = bool(sizes.measured)
         unproven: set[int] = set()  # sizes that no step in parts was taken at
         while True:
@@ -151,14 +150,17 @@ class Prober:
                 # What another trace of the step took, this one need not. XLA gives a
                 # step its memory in one piece, which is always the same.
                 in_order=by_xla or (suits and self._tried is self._function),
-                loops=self._loops,
+                loops=self.graph.loops,
+                recorded=self._recordings.known(sizes.recorded),
             )
             self._known = known
+            # What was recorded is with the data, as far as they are read ahead.
+            spare = 0 if self._recordings.best else batch_bytes
             asked = probing.Asked(
                 samples=samples,
                 at_most=sizes.size(samples),
                 budget_bytes=self._budget,
-                spare_bytes=batch_bytes,
+                spare_bytes=spare,
                 trials_left=trials,
                 failed=sizes.failed,
                 remembered=remembered,
@@ -186,9 +188,9 @@ class Prober:
                 if size < samples and not may_cut():
                     return None
                 counted = known.counted(size, limit_bytes)
-                return Found(
-                    size, step.reason, _with_data(counted, batch_bytes, limit_bytes)
-                )
+                return Found(size, step.reason, _with_data(counted, spare, limit_bytes))
+            if isinstance(step, probing.Try):
+                size = self._recordings.size_to_try(size, samples)
             trials -= 1
             likely = known.predict(samples)
             perhaps = likely is not None and likely.bytes <= self._budget
@@ -204,6 +206,12 @@ class Prober:
                 unproven.discard(size)
             else:
                 return None
+
+    def _spread(self) -> float:
+        """How much the next step's needs may differ from those of a recorded one."""
+        if self._tried is not self._function:
+            return OF_ANOTHER_TRACE
+        return IN_ORDER if self.graph.suits else AS_IT_HAPPENS
 
     def elsewhere(self, samples: int, at_most: int, budget_bytes: int) -> int:
         """The size for another device, from what was found out on this one.
@@ -227,50 +235,14 @@ class Prober:
         step = probing.next_step(self._known, asked)
         return 1 if isinstance(step, probing.NothingFits) else step.size
 
-    def _ask_graph(self, data: Any, samples: int) -> None:
-        """The graph's peaks, and whether its operations can be run one at a time."""
-        function = self._graph_function = self._graph_for(data)
-        if function is None:
-            self._from_graph, self._suits = {}, False
-            return
-        limited = pool.limit_bytes() is not None and not self._function.by_xla
-        self._suits = limited and executor.suits(function.graph)
-        self._loops = static.has_loops(function.graph)
-        self.graph = {}  # of another shape
-        self.look_at_graph(data, [samples])
-        self._from_graph = {size: peak.bytes for size, peak in self.graph.items()}
-        least = static.least_bytes(self._model, samples)
-        if least > self._from_graph.get(samples, least):
-            # It has not seen the most of it, as with loops.
-            self._from_graph, self._loops = {samples: least}, True
-
-    def _graph_for(self, data: Any) -> Any:
-        """The graph of a step over batches like ``data``; None where there is none."""
-        # One for sequences of any length says nothing of how long they are.
-        known = self._function.for_spec(lambda spec: slicing.with_shapes_of(spec, data))
-        self._graph_step = known.without_xla()  # its graph needs it to live on
-        return self._graph_step.graph_function()
-
-    def look_at_graph(self, data: Any, sizes: Iterable[int]) -> None:
-        """Adds what the graph says of batches of so many rows to ``graph``."""
-        if self._graph_function is None:
-            self._graph_function = self._graph_for(data)
-        function = self._graph_function
-        missing = [size for size in dict.fromkeys(sizes) if size not in self.graph]
-        if function is not None and missing:
-            self.graph |= static.peaks(function, data, missing)
-
     def _samples_grew(self, samples: int, larger: float, rest: int) -> None:
-        """Longer sequences, larger images: a first guess instead of what is known.
-
-        As much more as the samples are larger. To trace a graph for each length would
-        take seconds; trials will show how far off it is.
-        """
+        """Longer sequences, larger images: a guess instead of what is known."""
         sizes = self._session.micro_batches
-        before = max(self._from_graph.values(), default=0)
-        for size, peak in sizes.measured.items():
-            before = max(before, int((peak - rest) * samples / size))
-        self._from_graph = {samples: int(before * larger)} if before else {}
+        known = (
+            int((peak - rest) * samples / size) for size, peak in sizes.measured.items()
+        )
+        self.graph.samples_grew(samples, max(known, default=0), larger)
+        self._recordings.forget()
         sizes.samples_grew()
 
     def _at_rest_bytes(self) -> int:
@@ -302,18 +274,25 @@ class Prober:
         sizes, function = self._session.micro_batches, function or self._tried
         if self._ordered:
             function.run_in_order(whole=True)
-        began, message = time.perf_counter(), ""
+        began, message, pool_bytes = time.perf_counter(), "", None
+        steps = _STEPS_RECORDED if self._recordings.exact else _STEPS
+
+        def take() -> None:
+            _wait_for(function.run(data, rows, size))
+
         devices.reset_peaks(self._plan)
         drawn = randomness.save()
         with keeping.left_as_it_was(keeping.variables_of(self._model)):
             try:
-                for _ in range(_STEPS):
-                    _wait_for(function.run(data, rows, size))
+                for _ in range(steps - 1):
+                    take()
+                # The first ones make what the later ones find.
+                pool_bytes = self._recordings.take(take, size, more)
             except tf.errors.ResourceExhaustedError as error:
                 message = str(error)
                 if function.lost:
                     # Not even what it changed can be put back.
-                    self._tell(size, None, began, message)
+                    self._tell(size, None, began, message, steps=steps)
                     sizes.report(size, "gradients", message, recovery="restart")
                     self._session.leave_for_restart()
         randomness.restore(drawn)
@@ -325,10 +304,21 @@ class Prober:
         else:
             peak += more
             sizes.note_peak(size, peak)
+            if pool_bytes is not None:
+                sizes.note_pool(size, pool_bytes)
         self.tried[size] = peak
-        self._tell(size, peak, began, message)
+        self._tell(size, peak, began, message, steps=steps, pool_bytes=pool_bytes)
 
-    def _tell(self, size: int, peak: int | None, began: float, message: str) -> None:
+    def _tell(
+        self,
+        size: int,
+        peak: int | None,
+        began: float,
+        message: str,
+        *,
+        steps: int,
+        pool_bytes: int | None = None,
+    ) -> None:
         call = self._session.fit
         self._session.channel.send(
             ev.Probed(
@@ -336,10 +326,11 @@ class Prober:
                 attempt=self._session.launch.attempt,
                 fit=call.number if call else 0,
                 micro_batch_size=size,
-                steps=_STEPS,
+                steps=steps,
                 peak_bytes=peak,
                 seconds=time.perf_counter() - began,
                 message=message[:500],
+                pool_bytes=pool_bytes,
             )
         )
 

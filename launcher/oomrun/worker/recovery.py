@@ -23,6 +23,10 @@ __all__ = ["MicroBatches"]
 _HOST = re.compile(r"\b(?:MemoryError|std::bad_alloc)\b")
 
 
+#: Peaks and pools by size, and the smallest size that failed.
+_OfModel = tuple[dict[int, int], dict[int, int], int | None]
+
+
 class MicroBatches:
     """The micro-batch per phase, shrunk as memory demands.
 
@@ -31,6 +35,7 @@ class MicroBatches:
     Attributes:
         step: the step that training has reached, for reports.
         measured: peak bytes by size of the current model's training.
+        recorded: the least pool that has room for it, by size, where that is known.
         failed: the smallest size of it that ran out of memory.
     """
 
@@ -50,9 +55,12 @@ class MicroBatches:
         }
         self._planned = planned
         self._model = ""
-        self._others: dict[str, tuple[dict[int, int], int | None]] = {}
+        self._others: dict[str, _OfModel] = {}
         self.measured: dict[int, int] = {}
-        self._earlier: dict[int, int] = {}  # of them, those of earlier runs
+        self.recorded: dict[int, int] = {}
+        # Of them, those of earlier runs.
+        self._earlier: dict[int, int] = {}
+        self._recorded_earlier: dict[int, int] = {}
         self.failed: int | None = None
         self._ran: dict[str, int] = {"gradients": 0, "evaluate": 0}
         self._resting: int | None = None  # bytes in use between the last two steps
@@ -84,31 +92,46 @@ class MicroBatches:
         known = key or f"fit {fit}"
         if known == self._model:
             return
-        self._others[self._model] = (self.measured, self.failed)
+        self._others[self._model] = (self.measured, self.recorded, self.failed)
         self._model = known
         self._limits["gradients"] = self._planned
         self._ran["gradients"] = 0
         self._resting, self._ran_at, self._lost = None, {}, None
-        self.measured, self.failed = self._others.get(known, ({}, None))
-        self._earlier = {}
+        self.measured, self.recorded, self.failed = self._others.get(
+            known, ({}, {}, None)
+        )
+        self._earlier, self._recorded_earlier = {}, {}
         before = settings.profile_key or f"fit {settings.fit}"
         if known == before:
             self.measured = dict(settings.measured)
+            self.recorded = dict(settings.recorded)
             self._earlier = dict(settings.measured)
+            self._recorded_earlier = dict(settings.recorded)
             self.failed = settings.micro_batch_failed
 
     def note_peak(self, size: int, peak_bytes: int) -> None:
         """A step of the current model at ``size`` samples a pass took so much."""
         self.measured[size] = max(self.measured.get(size, 0), peak_bytes)
 
+    def note_pool(self, size: int, pool_bytes: int) -> None:
+        """A pool of so much has room for such a step, by its allocations."""
+        self.recorded[size] = max(self.recorded.get(size, 0), pool_bytes)
+
     def note_earlier_peak(self, size: int, peak_bytes: int) -> None:
         """The same of an earlier run, which has seen all of the data's shapes."""
         self._earlier[size] = max(self._earlier.get(size, 0), peak_bytes)
         self.note_peak(size, peak_bytes)
 
+    def note_earlier_pool(self, size: int, pool_bytes: int) -> None:
+        """What ``note_pool`` notes, of an earlier run."""
+        known = self._recorded_earlier.get(size, 0)
+        self._recorded_earlier[size] = max(known, pool_bytes)
+        self.note_pool(size, pool_bytes)
+
     def samples_grew(self) -> None:
         """What this process has measured was of smaller samples than those to come."""
         self.measured = dict(self._earlier)
+        self.recorded = dict(self._recorded_earlier)
 
     def note_failed(self, size: int) -> None:
         """A step of the current model at ``size`` samples a pass ran out of memory."""

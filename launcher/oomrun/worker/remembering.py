@@ -53,6 +53,8 @@ def take(channel: Channel, key: str, sizes: MicroBatches) -> None:
     answer = channel.remembered(key, _ANSWER_S)
     for size, peak in answer.get("measured", ()):
         sizes.note_earlier_peak(size, peak)
+    for size, pool in answer.get("recorded", ()):
+        sizes.note_earlier_pool(size, pool)
     failed = answer.get("failed")
     if failed is not None:
         sizes.note_failed(failed)

@@ -77,9 +77,11 @@ class Search:
             beside = keeping.bytes_of(model.trainable_variables) if of_group else 0
             self._prober = Prober(session, model, function, beside)
         found = self._prober.settle(data, samples, may_cut, max(1.0, larger))
-        announcing.state_measured(session, model, data, samples, self._prober.graph)
+        announcing.state_measured(
+            session, model, data, samples, self._prober.graph.peaks
+        )
         if of_group:
-            announcing.sizes_tried(session, self._prober.tried)
+            announcing.sizes_tried(session, self._prober.tried, sizes.recorded)
         if found is not None and of_group:
             sizes.settle(found.size, samples)
         elif found is not None and (not self._planned or found.size != before):

@@ -1,0 +1,90 @@
+"""TensorFlow's allocator, as far as it decides whether a step has room.
+
+Covers: ``Pool``, one piece of memory that is handed out as the best-fit allocator with
+coalescing (BFC) of TensorFlow hands it out. Does not cover: what is asked of it
+(``allocations.py``); pools that grow in regions, which lie apart.
+
+Source: ``BFCAllocator`` in xla/tsl/framework: a request is rounded up to 256 bytes and
+given the smallest free piece that is large enough, of those the one at the lowest
+address. The rest of a piece is split off if the piece has twice what was asked for, or
+128 MiB more; otherwise all of it is handed out, and counted as in use. Free neighbours
+are joined at once.
+"""
+
+from __future__ import annotations
+
+import bisect
+
+__all__ = ["Pool", "rounded"]
+
+_GRAIN = 256
+_LARGEST_WASTE = 128 * 2**20
+
+
+def rounded(size: int) -> int:
+    """The bytes that a request counts as where nothing is wasted."""
+    return max(_GRAIN, -(-size // _GRAIN) * _GRAIN)
+
+
+class Pool:
+    """One piece of ``size`` bytes, all of it free.
+
+    Attributes:
+        in_use: bytes that are handed out.
+        peak: the most that were.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.in_use = self.peak = 0
+        self._free = [(size, 0)]  # in the order in which pieces are looked at
+        self._length = {0: size}  # of each piece, by its address
+        self._before: dict[int, int] = {size: 0}  # the piece that ends at an address
+        self._used: set[int] = set()
+
+    def allocate(self, size: int, *, exactly: bool = False) -> int | None:
+        """Hands out a piece; returns its address, None where none is large enough.
+
+        Args:
+            size: bytes.
+            exactly: no more than that, as the allocator would not do it.
+        """
+        wanted = rounded(size)
+        place = bisect.bisect_left(self._free, (wanted, -1))
+        if place == len(self._free):
+            return None
+        length, address = self._free.pop(place)
+        waste = length - wanted
+        if length >= 2 * wanted or waste >= _LARGEST_WASTE or (exactly and waste):
+            self._put(address, wanted)
+            self._put(address + wanted, length - wanted)
+            bisect.insort(self._free, (length - wanted, address + wanted))
+            length = wanted
+        self._used.add(address)
+        self.in_use += length
+        self.peak = max(self.peak, self.in_use)
+        return address
+
+    def free(self, address: int) -> None:
+        """Takes a piece back."""
+        self._used.remove(address)
+        length = self._length[address]
+        self.in_use -= length
+        after = address + length
+        if after in self._length and after not in self._used:
+            length += self._take(after)
+        before = self._before.get(address)
+        if before is not None and before not in self._used:
+            del self._length[address]
+            address, length = before, length + self._take(before)
+        self._put(address, length)
+        bisect.insort(self._free, (length, address))
+
+    def _put(self, address: int, length: int) -> None:
+        self._length[address] = length
+        self._before[address + length] = address
+
+    def _take(self, address: int) -> int:
+        """Takes a free piece out of the books, and returns its length."""
+        length = self._length.pop(address)
+        self._free.pop(bisect.bisect_left(self._free, (length, address)))
+        return length

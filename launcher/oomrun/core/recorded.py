@@ -1,0 +1,125 @@
+"""What a device's pool must have for steps of any size, by recorded allocations.
+
+Covers: ``Recorded``, what the trials of a model have told; predictions from it, and
+whether a size fits. Does not cover: predictions where nothing could be recorded
+(``memory.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from oomrun.core import allocations
+from oomrun.core.allocations import Recording
+
+__all__ = ["AS_IT_HAPPENS", "IN_ORDER", "OF_ANOTHER_TRACE", "Recorded"]
+
+#: How far the upper end lies above the most likely value, as a fraction of it: of the
+#: function that trains, with its operations in one order, or as the executor happens to
+#: run them; of another trace of it, which may have another order.
+IN_ORDER, AS_IT_HAPPENS, OF_ANOTHER_TRACE = 0.02, 0.05, 0.1
+#: And for each byte between a size that ran and another one: the workspace of
+#: convolutions, say, grows in steps.
+_RISE = 0.1
+#: More of the pool than the budget may be split up, and not used, where there is room
+#: wherever the data lie.
+_OF_POOL = 0.95
+
+
+@lru_cache(maxsize=64)
+def _pool_at(recording: Recording, size: int) -> int:
+    return allocations.least_pool(allocations.at_size(recording, size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """Of one model.
+
+    Attributes:
+        pools: bytes of the least pool that has room for a step, by micro-batch size, of
+            those whose allocations were recorded.
+        best: a telling one of them, which says what other sizes ask for; None where
+            none is at hand, as where an earlier run has recorded.
+        spread: how far upper ends lie above it, as a fraction of it.
+        pool_bytes: of the device's pool, where it is known.
+    """
+
+    pools: Mapping[int, int] = field(default_factory=dict)
+    best: Recording | None = None
+    spread: float = AS_IT_HAPPENS
+    pool_bytes: int | None = None
+
+    def predict(self, size: int) -> tuple[int, int] | None:
+        """The least pool for a step, most likely value and upper end; None: not known.
+
+        Args:
+            size: samples of a pass.
+        """
+        if size in self.pools:
+            likely = self.pools[size]
+            return likely, int(likely * (1 + self.spread))
+        if self.best is None or not self.pools:
+            return None
+        near = self._near(size)
+        rise = _pool_at(self.best, size) - _pool_at(self.best, near)
+        likely = max(1, self.pools[near] + rise)
+        spread = likely * self.spread + abs(rise) * _RISE
+        return likely, int(likely + spread)
+
+    def fits(self, size: int, budget_bytes: int) -> bool | None:
+        """Whether a step surely fits; None where it is not known.
+
+        The upper end is within the budget; or what the step has in use is, and there is
+        room wherever the data lie.
+
+        Args:
+            size: samples of a pass.
+            budget_bytes: what we plan into.
+        """
+        if self.best is None or not self.pools:
+            known = self.predict(size)
+            return None if known is None else known[1] <= budget_bytes
+        if self._pool_within(size, budget_bytes, self.best):
+            return True
+        if self.pool_bytes is None:
+            return False
+        then = allocations.at_size(self.best, size)
+        most = int(self.pool_bytes * _OF_POOL)
+        return (
+            allocations.needed_bytes(then) <= budget_bytes
+            and self._pool_within(size, most, self.best)
+            and allocations.fits_wherever(then, most)
+        )
+
+    def counting(self, size: int, budget_bytes: int) -> int:
+        """What a recorded step counts as: its pool, or what of it fits the budget.
+
+        Args:
+            size: one of ``pools``.
+            budget_bytes: what we plan into.
+        """
+        most = int(budget_bytes / (1 + self.spread))
+        fits = self.fits(size, budget_bytes)
+        return min(self.pools[size], most) if fits else self.pools[size]
+
+    def handed_out(self, size: int) -> int | None:
+        """The peak that TensorFlow will likely tell of a step; None: not known."""
+        if self.best is None or self.pool_bytes is None:
+            return None
+        then = allocations.at_size(self.best, size)
+        return allocations.pool_peak(then, self.pool_bytes) or self.pool_bytes
+
+    def _near(self, size: int) -> int:
+        return min(self.pools, key=lambda ran: (abs(ran - size), ran))
+
+    def _pool_within(self, size: int, most: int, best: Recording) -> bool:
+        """Whether the upper end of ``predict`` is; in a tenth of the time."""
+        near, same = self._near(size), self.spread
+        left = most - self.pools[near] * (1 + same)
+        if size == near:
+            return left >= 0
+        rise = left / (1 + same + (_RISE if left > 0 else -_RISE))
+        pool_bytes = int(_pool_at(best, near) + rise)
+        return allocations.fits(allocations.at_size(best, size), pool_bytes)

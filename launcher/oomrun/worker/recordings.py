@@ -1,0 +1,137 @@
+"""What the recorded allocations of trials say of the sizes that were not tried.
+
+Covers: which trials are recorded, and at which sizes, so that one of them tells what
+all others ask for. Does not cover: recording (``engine/recording.py``), what follows
+(``core/allocations.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from oomrun.core import allocations
+from oomrun.core.allocations import Recording
+from oomrun.core.plan import Plan
+from oomrun.core.recorded import AS_IT_HAPPENS, IN_ORDER, Recorded
+from oomrun.worker import devices, pool
+from oomrun.worker.engine import recording
+
+__all__ = ["Recordings"]
+
+#: How far below what is wanted a size may be so that its recording is a telling one:
+#: the first, and those that come nearer to what is trained with.
+_BELOW, _BELOW_AGAIN = 0.8, 0.98
+
+
+class Recordings:
+    """Of the trials of one model's step.
+
+    Args:
+        plan: of this worker.
+        variables: of the model and its optimizer.
+        budget_bytes: what we plan into.
+        by_xla: XLA plans a step's memory itself, by rules of its own.
+
+    Attributes:
+        best: the telling one of the largest size; None while there is none.
+        spread: see ``Recorded``.
+        batch_bytes: of a batch of the data.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        variables: Iterable[Any],
+        budget_bytes: int,
+        *,
+        by_xla: bool,
+    ) -> None:
+        self._plan, self._budget = plan, budget_bytes
+        self._allocator = None if by_xla else _allocator(plan)
+        self._lengths = tuple(math.prod(variable.shape) for variable in variables)
+        self._pools: dict[int, int] = {}
+        self.best: Recording | None = None
+        self.spread = AS_IT_HAPPENS
+        self.batch_bytes = 0
+
+    @property
+    def exact(self) -> bool:
+        """Whether one step's recording is like the next one's."""
+        return self._allocator is not None and self.spread == IN_ORDER
+
+    def known(self, earlier: Mapping[int, int]) -> Recorded:
+        """What they tell.
+
+        Args:
+            earlier: pools by size, of the recordings of an earlier run.
+        """
+        return self._told(self._pools or earlier, self.best)
+
+    def _told(self, pools: Mapping[int, int], best: Recording | None) -> Recorded:
+        return Recorded(
+            pools=dict(pools),
+            best=best,
+            spread=self.spread,
+            pool_bytes=self._plan.devices[0].limit_bytes,
+        )
+
+    def size_to_try(self, wanted: int, samples: int) -> int:
+        """``wanted``, or a slightly smaller size whose recording is a telling one."""
+        if self._allocator is None or wanted >= samples:
+            return wanted
+        below = _BELOW if self.best is None else _BELOW_AGAIN
+        return allocations.telling_size(wanted, self._lengths, below) or wanted
+
+    def forget(self) -> None:
+        """They were of smaller samples than those to come."""
+        self.best, self._pools = None, {}
+
+    def take(self, step: Callable[[], Any], size: int, more: int) -> int | None:
+        """Takes a step, recorded where that can be.
+
+        Args:
+            step: takes it.
+            size: samples of a pass.
+            more: bytes that the steps to come hold beside what this one does.
+
+        Returns:
+            The least pool that has room for it, or the budget where it fits into that;
+            None where it is not known.
+        """
+        if self._allocator is None:
+            step()
+            return None
+        memory, *_ = devices.read_memory(self._plan)
+        telling = allocations.telling_size(size, self._lengths, 1.0) == size
+        found = recording.record(
+            step,
+            size,
+            allocator=self._allocator,
+            in_use_bytes=memory.in_use_bytes or 0,
+            telling=telling,
+        )
+        if found is None:
+            return None
+        found = replace(
+            found, held_bytes=found.held_bytes + more, batch_bytes=self.batch_bytes
+        )
+        if telling and (self.best is None or self.best.size <= size):
+            self.best = found
+        self._pools[size] = pool_bytes = allocations.least_pool(found)
+        told = self._told({size: pool_bytes}, found)
+        # What is only split up then does not count: a later run, which has no
+        # recording, is to come to the same.
+        return told.counting(size, self._budget)
+
+
+def _allocator(plan: Plan) -> str | None:
+    """The allocator of the device; None where its memory is not one piece.
+
+    A pool that grows takes its memory in regions, which lie apart.
+    """
+    if plan.devices[0].kind == "cpu":
+        return recording.CPU_ALLOCATOR if pool.limit_bytes() is not None else None
+    return recording.GPU_ALLOCATOR if plan.memory_mode != "growth" else None

@@ -1,0 +1,135 @@
+"""The allocator's rules against a plain list of pieces; what is replayed by them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oomrun.core import allocations
+from oomrun.core.allocations import Recording
+from oomrun.core.allocator import Pool, rounded
+
+WASTE = 128 * 2**20
+
+
+@dataclass
+class Plain:
+    """The same rules, as they are written down: pieces in the order of addresses."""
+
+    pieces: list[tuple[int, int, bool]]  # address, length, whether it is free
+
+    def allocate(self, size: int) -> int | None:
+        wanted = rounded(size)
+        free = [(n, at) for at, n, is_free in self.pieces if is_free and n >= wanted]
+        if not free:
+            return None
+        length, at = min(free)
+        place = self.pieces.index((at, length, True))
+        split = length >= 2 * wanted or length - wanted >= WASTE
+        kept = wanted if split else length
+        new = [(at, kept, False)]
+        new += [(at + kept, length - kept, True)] if split else []
+        self.pieces[place : place + 1] = new
+        return at
+
+    def free(self, address: int) -> None:
+        joined: list[tuple[int, int, bool]] = []
+        for at, length, is_free in self.pieces:
+            is_free = is_free or at == address
+            if is_free and joined and joined[-1][2]:
+                before = joined[-1]
+                joined[-1] = (before[0], before[1] + length, True)
+            else:
+                joined.append((at, length, is_free))
+        self.pieces = joined
+
+    @property
+    def in_use(self) -> int:
+        return sum(length for _, length, is_free in self.pieces if not is_free)
+
+
+sizes = st.one_of(st.integers(1, 5000), st.integers(1, 300 * 2**20))
+
+
+@given(
+    pool_bytes=st.integers(1, 2**22).map(lambda n: 256 * n),
+    moves=st.lists(st.tuples(st.booleans(), sizes, st.integers(0, 99)), max_size=60),
+)
+def test_a_pool_hands_out_what_the_rules_say(
+    pool_bytes: int, moves: list[tuple[bool, int, int]]
+) -> None:
+    pool, plain = Pool(pool_bytes), Plain([(0, pool_bytes, True)])
+    live: list[int] = []
+    for frees, size, which in moves:
+        if frees and live:
+            address = live.pop(which % len(live))
+            pool.free(address)
+            plain.free(address)
+        else:
+            found = pool.allocate(size)
+            assert found == plain.allocate(size)
+            if found is not None:
+                live.append(found)
+        assert pool.in_use == plain.in_use <= pool.peak <= pool_bytes
+
+
+@st.composite
+def recordings(draw: st.DrawFn) -> Recording:
+    size = draw(st.sampled_from([5, 7, 11, 13, 31, 61]))
+    rows = draw(st.lists(st.integers(1, 4000), min_size=1, max_size=20))
+    fixed = draw(st.lists(st.integers(1, 100_000), max_size=10))
+    requests = [size * n for n in rows] + [n + (n % size == 0) for n in fixed]
+    requests = draw(st.permutations(requests))
+    early = draw(st.integers(0, len(requests) // 2))
+    live, moves = list(range(early)), []
+    waiting = list(range(early, len(requests)))
+    while waiting or (live and draw(st.booleans())):
+        if waiting and (not live or draw(st.booleans())):
+            live.append(waiting.pop(0))
+            moves.append(live[-1])
+        else:
+            moves.append(~live.pop(draw(st.integers(0, len(live) - 1))))
+    return Recording(
+        size=size,
+        held_bytes=draw(st.integers(0, 1_000_000)),
+        early=early,
+        requests=tuple(requests),
+        moves=tuple(moves),
+        telling=True,
+        batch_bytes=draw(st.integers(0, 100_000)),
+    )
+
+
+@given(recordings())
+def test_the_least_pool_has_room_for_all_that_is_needed(recording: Recording) -> None:
+    least, needed = (
+        allocations.least_pool(recording), allocations.needed_bytes(recording),
+    )  # fmt: skip
+    assert needed <= least
+    peak = allocations.pool_peak(recording, least)
+    assert peak is not None
+    assert needed - recording.early * 256 - 256 <= peak <= least
+
+
+@given(recordings(), st.integers(1, 500))
+def test_a_step_of_another_size_asks_for_as_much_more(
+    recording: Recording, size: int
+) -> None:
+    then = allocations.at_size(recording, size)
+    assert then.moves == recording.moves
+    for before, after in zip(recording.requests, then.requests, strict=True):
+        grows = before % recording.size == 0
+        assert after == (before // recording.size * size if grows else before)
+    larger = allocations.at_size(recording, size + 1)
+    assert allocations.needed_bytes(then) <= allocations.needed_bytes(larger)
+
+
+@given(recordings())
+def test_room_wherever_the_data_lie_is_room(recording: Recording) -> None:
+    small = replace(recording, batch_bytes=0)
+    pool_bytes = 2 * allocations.least_pool(recording)
+    assert allocations.fits_wherever(small, pool_bytes)
+    if allocations.fits_wherever(recording, pool_bytes):
+        assert allocations.needed_bytes(recording) <= pool_bytes
