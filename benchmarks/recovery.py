@@ -8,6 +8,7 @@ allocator waits 10 s for memory to come back, which a GPU's does too and oomrun 
 change. A restart is compared with a plain cold start of the same script, from
 ``python train.py`` to the end of its first step. In process the first step after it is
 traced anew for parts of a batch (``traced_s`` is what it took more than a step).
+Byte-code is kept, ours too, as it is of what is installed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -94,6 +96,8 @@ def main() -> int:
     parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "byte-code")
         cold_start(folder / "warm-up")
         plain_s = cold_start(folder / "plain")
         inside = run(folder / "inside")

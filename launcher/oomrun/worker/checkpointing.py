@@ -35,6 +35,8 @@ __all__ = [
 ]
 
 _ARRAYS, _STATE = "arrays.bin", "state.json"
+_NO_MEMORY = (MemoryError, tf.errors.ResourceExhaustedError)
+_NO_MEMORY_TEXT = "memory ran out while everything was copied"
 
 
 def training_variables(model: Any) -> list[Any]:
@@ -77,12 +79,10 @@ def restore_variables(variables: Sequence[Any], arrays: Arrays) -> None:
         variable.assign(arrays[f"variable/{index}"])
 
 
-def _pack(state: Mapping[str, Any], variables: Arrays) -> dict[str, list[Any]]:
-    arrays: Arrays = dict(variables)
-    encoded = encode(dict(state), arrays, "state")
+def _pack(encoded: Any, arrays: Arrays) -> dict[str, list[Any]]:
     index, chunks, offset = [], [], 0
     for name, array in arrays.items():
-        # No copy, while training waits: a view of the array's bytes.
+        # No copy: a view of the array's bytes.
         content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         dtype = tf.as_dtype(array.dtype).name
         index.append([name, dtype, list(array.shape), offset, content.nbytes])
@@ -120,6 +120,47 @@ def load(path: Path) -> tuple[dict[str, Any], Arrays]:
         raise CheckpointError(f"{path.name} cannot be understood: {error}") from error
 
 
+class _Work:
+    """One checkpoint that is to be written.
+
+    Attributes:
+        files: their content, after ``pack``.
+        values: copies of the variables' values; before that, memory for them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        state: Mapping[str, Any],
+        context: Any,
+        values: list[np.ndarray[Any, Any]],
+    ) -> None:
+        self.name, self.context, self.values = name, context, values
+        self.files: dict[str, list[Any]] = {}
+        arrays: Arrays = {}
+        self._encoded = encode(dict(state), arrays, "state")
+        # A callback may write to its arrays before they are on disk.
+        self._arrays = {key: np.array(array) for key, array in arrays.items()}
+        self._held: list[Any] = []
+
+    def hold(self, variables: Sequence[Any]) -> None:
+        """Has the values that variables have now copied when this is packed."""
+        self._held = keeping.held(variables)
+
+    def copy(self, variables: Sequence[Any]) -> None:
+        """Copies the values now, and packs."""
+        self.values = keeping.host_copies(variables, self.values)
+        self.pack()
+
+    def pack(self) -> None:
+        """Makes the files' content, unless that is done."""
+        if self._held:
+            self.values = keeping.copied(self._held, self.values)
+        if not self.files:
+            named = {f"variable/{index}": v for index, v in enumerate(self.values)}
+            self.files = _pack(self._encoded, {**named, **self._arrays})
+
+
 class Writer:
     """Writes checkpoints in a thread of its own, one at a time.
 
@@ -132,6 +173,8 @@ class Writer:
             too slow.
         timeout_s: how long one may take, and how long training waits for the one
             before.
+        behind: whether so many bytes may be copied behind the training, as of
+            ``save``; never where it is not given.
     """
 
     def __init__(
@@ -142,10 +185,12 @@ class Writer:
         failed: Callable[[str, Any], None],
         *,
         timeout_s: float = 600.0,
+        behind: Callable[[int], bool] | None = None,
     ) -> None:
         self._folder, self._keep = folder, keep
         self._saved, self._failed = saved, failed
         self._timeout_s = timeout_s
+        self._behind = behind or _never
         self._thread: threading.Thread | None = None
         # The last one's copies, to copy into again: new memory takes most of the time.
         self._spare: list[np.ndarray[Any, Any]] = []
@@ -153,41 +198,66 @@ class Writer:
     def save(
         self, name: str, model: Any, state: Mapping[str, Any], context: Any
     ) -> None:
-        """Copies everything now and writes it in the background."""
-        self.copy(name, model, state, context)()
+        """Writes everything as it is now, in the background.
+
+        The variables are copied there too, where that may be: until then their values
+        are held (``keeping.held``). Else all is copied before this returns.
+        """
+        began = time.monotonic()
+        work = self._work(name, model, state, context, self._behind)
+        if work is not None:
+            self._start(work, time.monotonic() - began)
 
     def copy(
         self, name: str, model: Any, state: Mapping[str, Any], context: Any
     ) -> Callable[[], None]:
         """Copies everything now; the function returned writes it in the background."""
         began = time.monotonic()
-        if not self.wait(self._timeout_s):
-            long = units.format_duration(self._timeout_s)
-            self._failed(f"the one before is still being written after {long}", context)
-            return _nothing
-        spare, self._spare = self._spare, []
-        try:
-            values = keeping.host_copies(training_variables(model), spare)
-            files = _pack(
-                state, {f"variable/{index}": v for index, v in enumerate(values)}
-            )
-        except (MemoryError, tf.errors.ResourceExhaustedError):
-            # Training itself has room: it goes on, with the last good one.
-            self._failed("memory ran out while everything was copied", context)
+        work = self._work(name, model, state, context, _never)
+        if work is None:
             return _nothing
         blocked_s = time.monotonic() - began
 
         def start() -> None:
             self.wait()
-            # Not a daemon: the interpreter waits for a checkpoint being written.
-            self._thread = threading.Thread(
-                target=self._write,
-                args=(name, files, blocked_s, context, values),
-                name="oomrun-checkpoint",
-            )
-            self._thread.start()
+            self._start(work, blocked_s)
 
         return start
+
+    def _work(
+        self,
+        name: str,
+        model: Any,
+        state: Mapping[str, Any],
+        context: Any,
+        behind: Callable[[int], bool],
+    ) -> _Work | None:
+        """What is to be written, of now; None where that cannot be."""
+        if not self.wait(self._timeout_s):
+            long = units.format_duration(self._timeout_s)
+            self._failed(f"the one before is still being written after {long}", context)
+            return None
+        spare, self._spare = self._spare, []
+        try:
+            work = _Work(name, state, context, spare)
+            variables = training_variables(model)
+            # What a variable is copied to, and what TensorFlow copies where a step
+            # writes to it before that.
+            size = sum(a.nbytes for a in spare) or 2 * keeping.bytes_of(variables)
+            take = work.hold if behind(size) else work.copy
+            take(variables)
+        except _NO_MEMORY:
+            # Training itself has room: it goes on, with the last good one.
+            self._failed(_NO_MEMORY_TEXT, context)
+            return None
+        return work
+
+    def _start(self, work: _Work, blocked_s: float) -> None:
+        # Not a daemon: the interpreter waits for a checkpoint being written.
+        self._thread = threading.Thread(
+            target=self._write, args=(work, blocked_s), name="oomrun-checkpoint"
+        )
+        self._thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Whether nothing is being written any more, in ``timeout_s`` at the latest."""
@@ -199,25 +269,23 @@ class Writer:
         self._thread = None
         return True
 
-    def _write(
-        self,
-        name: str,
-        files: dict[str, list[Any]],
-        blocked_s: float,
-        context: Any,
-        values: list[np.ndarray[Any, Any]],
-    ) -> None:
+    def _write(self, work: _Work, blocked_s: float) -> None:
         began = time.monotonic()
         try:
+            work.pack()
             until = began + self._timeout_s
-            timed = {key: self._timed(chunks, until) for key, chunks in files.items()}
-            size = checkpoints.write(self._folder, name, timed)
+            timed = {key: self._timed(part, until) for key, part in work.files.items()}
+            size = checkpoints.write(self._folder, work.name, timed)
+        except _NO_MEMORY:
+            self._failed(_NO_MEMORY_TEXT, work.context)
+            return
         except OSError as error:
-            self._failed(f"{self._folder / name}: {error.strerror or error}", context)
+            path, reason = self._folder / work.name, error.strerror or error
+            self._failed(f"{path}: {reason}", work.context)
             return
         finally:
-            self._spare = values
-        self._saved(name, size, time.monotonic() - began, blocked_s, context)
+            self._spare = work.values
+        self._saved(work.name, size, time.monotonic() - began, blocked_s, work.context)
         self._prune()
 
     def _timed(self, chunks: Sequence[Any], until: float) -> Iterator[Any]:
@@ -234,6 +302,11 @@ class Writer:
                 checkpoints.discard(self._folder / name)
             except OSError:
                 return  # the next save tries again
+
+
+def _never(_: int) -> bool:
+    """Everything is copied while training waits."""
+    return False
 
 
 def _nothing() -> None:

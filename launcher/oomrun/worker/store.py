@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oomrun import checkpoints
+from oomrun import checkpoints, host
 from oomrun.core import events as ev
 from oomrun.core.errors import CheckpointError
 from oomrun.core.launch import Launch
-from oomrun.worker import checkpointing
+from oomrun.worker import checkpointing, pool
 from oomrun.worker.channel import Channel
 from oomrun.worker.encoding import Arrays
 
@@ -51,6 +51,7 @@ class Store:
             self._written,
             self._failed,
             timeout_s=launch.checkpoint_timeout_s,
+            behind=self._room_behind,
         )
         # The workers of a group read all that one of them has written.
         self._writes = launch.rank == 0
@@ -112,7 +113,7 @@ class Store:
         *,
         last: bool = False,
     ) -> None:
-        """Copies everything now, and writes it in the background.
+        """Writes everything as it is now, in the background.
 
         Args:
             name: of the checkpoint.
@@ -123,29 +124,38 @@ class Store:
                 that else writes.
         """
         # The first worker, which waits for this one, may have saved the step already.
-        if not last or self._writes or not (self._folder / name).exists():
-            self.copy(name, model, state, reason, last=last)()
+        if self._writes or (last and not (self._folder / name).exists()):
+            self._writer.save(name, model, *self._with_told(state, reason))
 
     def copy(
-        self,
-        name: str,
-        model: Any,
-        state: Mapping[str, Any],
-        reason: str,
-        *,
-        last: bool = False,
+        self, name: str, model: Any, state: Mapping[str, Any], reason: str
     ) -> Callable[[], None]:
         """Copies everything now; the function returned writes it in the background."""
-        if not (self._writes or last):
+        if not self._writes:
             return _nothing
+        return self._writer.copy(name, model, *self._with_told(state, reason))
+
+    def _with_told(
+        self, state: Mapping[str, Any], reason: str
+    ) -> tuple[dict[str, Any], _Saved]:
         told = _Saved(
             step=state["step"],
             samples=state["samples"],
             epoch=state["epoch"] + 1,
             reason=reason,
         )
-        whole = {**state, "run": self._launch.run_id}
-        return self._writer.copy(name, model, whole, told)
+        return {**state, "run": self._launch.run_id}, told
+
+    def _room_behind(self, size: int) -> bool:
+        """Whether variables may be copied while training goes on.
+
+        It takes ``size`` bytes at most: of the host, where no device has memory of its
+        own. On one that has, the copies that TensorFlow makes meanwhile would be taken
+        for what a step needs, and may not fit.
+        """
+        if any(device.kind != "cpu" for device in self._launch.plan.devices):
+            return False
+        return pool.limit_bytes() is None and host.room_bytes() >= size
 
     def wait(self) -> None:
         """Returns when nothing is being written any more."""

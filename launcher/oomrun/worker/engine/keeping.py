@@ -10,20 +10,19 @@ from itertools import zip_longest
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from oomrun.worker.engine.applying import optimizers_of
+from oomrun.worker.engine.reading import as_array, reference, references
 
 __all__ = [
-    "bytes_by_kind", "bytes_of", "host_copies", "host_copy", "left_as_it_was",
-    "variables_of",
+    "bytes_by_kind", "bytes_of", "copied", "held", "host_copies", "host_copy",
+    "left_as_it_was", "variables_of",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 
-# Values are read until they have so much, then copied and let go: reading a variable
-# whose rows are written one by one copies it on the device.
-_AT_ONCE = 8 * 2**20
+# What is not in the host's memory is brought there, then copied, and let go.
+_FETCHED_AT_ONCE = 8 * 2**20
 # One core copies at less than what memory can do; more than four gain nothing.
 _MOST_THREADS = 4
 
@@ -78,7 +77,7 @@ def left_as_it_was(variables: Sequence[Any]) -> Iterator[None]:
 
 def host_copy(value: Any) -> Array:
     """The value of a tensor or variable, in memory of its own."""
-    return np.array(_value_of(value))
+    return np.array(as_array(reference(value)))
 
 
 def host_copies(variables: Sequence[Any], into: Sequence[Array] = ()) -> list[Array]:
@@ -92,35 +91,59 @@ def host_copies(variables: Sequence[Any], into: Sequence[Array] = ()) -> list[Ar
     threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
     found: list[Array] = []
     waiting: list[tuple[Array, Array]] = []
-    held = 0
-    with ThreadPoolExecutor(threads) as pool:
-        for variable, old in zip_longest(variables, into[: len(variables)]):
-            value = _value_of(variable.value)
-            fits = old is not None and (old.shape, old.dtype) == (
-                value.shape,
-                value.dtype,
-            )
-            found.append(old if fits else np.empty_like(value))
+    fetched = 0
+    with ThreadPoolExecutor(_MOST_THREADS) as pool:
+        for tensor, old in zip_longest(held(variables), into[: len(variables)]):
+            value = as_array(tensor)
+            found.append(_room_for(value, old))
             waiting.append((_flat(found[-1]), _flat(value)))
-            held += value.nbytes
-            if held >= _AT_ONCE:
-                list(pool.map(_copy, _parts(waiting, threads)))
+            fetched += 0 if "CPU" in tensor.device else value.nbytes
+            if fetched >= _FETCHED_AT_ONCE:
+                _copy_all(waiting, pool, threads)
                 waiting.clear()
-                held = 0
-    _copy(waiting)
+                fetched = 0
+        _copy_all(waiting, pool, threads)
     return found
 
 
-def _value_of(value: Any) -> Array:
-    """The value of a tensor or variable, maybe in the very memory that it has there."""
-    handle = getattr(value, "handle", None)
-    if handle is None:
-        tensor = tf.convert_to_tensor(value)
-    else:
-        # What ``read_value`` does beyond is for graphs and tapes: 3 times as slow.
-        tensor = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value.dtype)
-    # A bfloat16 without dimensions is no array to TensorFlow 2.21.
-    return np.asarray(tensor if tensor.shape.rank else tensor.numpy())
+def _copy_all(
+    pairs: Sequence[tuple[Array, Array]], pool: ThreadPoolExecutor, threads: int
+) -> None:
+    """Copies in ``threads`` threads, of which this is one."""
+    own, *others = _parts(pairs, threads)
+    copying = [pool.submit(_copy, part) for part in others]
+    _copy(own)
+    for part in copying:
+        part.result()
+
+
+def held(variables: Sequence[Any]) -> list[Any]:
+    """The values of Keras variables as tensors that stay as they are (``reading``)."""
+    return references([variable.value for variable in variables])
+
+
+def copied(tensors: list[Any], into: Sequence[Array] = ()) -> list[Array]:
+    """Copies of what ``held`` has returned, each of which is let go of then.
+
+    By one thread: this is for beside a training. ``tensors`` is empty afterwards.
+
+    Args:
+        tensors: nobody else should hold them.
+        into: as of ``host_copies``.
+    """
+    tensors.reverse()
+    found = []
+    for index in range(len(tensors)):
+        value = as_array(tensors.pop())
+        found.append(_room_for(value, into[index] if index < len(into) else None))
+        np.copyto(found[-1], value)
+    return found
+
+
+def _room_for(value: Array, old: Array | None) -> Array:
+    if old is not None and (old.shape, old.dtype) == (value.shape, value.dtype):
+        return old
+    return np.empty_like(value)
 
 
 def _flat(array: Array) -> Array:
