@@ -25,7 +25,7 @@ KEYS = [
     "oom_events", "in_process_recoveries", "oom_report", "step", "samples",
     "epoch", "epochs",
     "steps_per_epoch", "loss", "global_batch_size", "devices", "breakdown",
-    "checkpoint", "levers", "left_out", "last_decision", "notes",
+    "checkpoint", "levers", "optimizer", "left_out", "last_decision", "notes",
 ]  # fmt: skip
 
 

@@ -147,6 +147,8 @@ def _lines(state: JobState, alive: bool, run_dir: RunDir) -> Iterator[str]:
         yield f"  checkpoint   {state.checkpoint.name}, {size}"
     for lever in levers.in_force(state):
         yield f"  lever        {words.one_line(levers.in_words(lever))}"
+    if state.optimizer is not None:
+        yield f"  optimizer    {words.one_line(words.replaced(state.optimizer))}"
     for name in statuses.left_out(state):
         yield f"  left out     {words.one_line(name)} (lever fewer_devices)"
     if state.last_decision:

@@ -9,9 +9,9 @@ Of one device (strategy ``single``); of several, see ``group_planning.py``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from oomrun.core import batch, command, memory, topology
+from oomrun.core import batch, command, levers, memory, topology
 from oomrun.core.errors import InfeasiblePlanError
 from oomrun.core.plan import DevicePlan, Plan
 from oomrun.core.spec import (
@@ -59,7 +59,10 @@ def make_plan(spec: JobSpec, inventory: Inventory, state: JobState) -> Plan:
     if limit is not None:
         kept = amount(spec.memory.headroom)
         budget = memory.budget_bytes(limit, kept)
-        check_room(device, limit, budget, state)
+        # An optimizer that keeps less is decided on once memory has really run out.
+        may = levers.for_state(spec.recovery.left, state)
+        held = replace(state, state_bytes=None) if may else state
+        check_room(device, limit, budget, held)
     share = _share(spec, state)
     grew = memory.limit_grew(state.limit_when_failed_bytes, limit)
     known = _Known(

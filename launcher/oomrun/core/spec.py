@@ -79,6 +79,8 @@ Devices = Auto | Gpus | Cpus
 StrategyName = Literal["auto", "single", "mirrored", "horovod", "multi_worker_mirrored"]
 #: The strategies that start a worker for each device.
 IN_WORKERS = ("horovod", "multi_worker_mirrored")
+#: The levers that replace the optimizer, the one that keeps most first.
+OPTIMIZERS = ("optimizer_lion", "optimizer_adafactor", "optimizer_sgd")
 BatchNorm = Literal["micro_batch", "freeze", "refuse"]
 MemoryMode = Literal["growth", "limit", "preallocate"]
 

@@ -161,10 +161,18 @@ def status_json(state: JobState) -> dict[str, Any]:
         "breakdown": _breakdown(state),
         "checkpoint": asdict(state.checkpoint) if state.checkpoint else None,
         "levers": list(levers.in_force(state)),
+        "optimizer": _optimizer(state),
         "left_out": left_out(state),
         "last_decision": state.last_decision,
         "notes": _notes(state),
     }
+
+
+def _optimizer(state: JobState) -> dict[str, Any] | None:
+    """What is in the place of the script's own, and the bytes of slots of both."""
+    found = state.optimizer
+    keys = ("lever", "model", "written", "used", "written_bytes", "used_bytes")
+    return {key: getattr(found, key) for key in keys} if found else None
 
 
 def left_out(state: JobState) -> list[str]:

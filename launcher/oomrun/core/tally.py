@@ -172,6 +172,7 @@ def _heard_of(event: ev.Event) -> int | None:
             | ev.CheckpointRejected()
             | ev.Restored()
             | ev.FitEnded()
+            | ev.OptimizerReplaced()
         ):
             return 0  # only the first rank reports for all
         case _:

@@ -16,7 +16,9 @@ from oomrun.core.state import JobState
 from oomrun.core.status import oom_number, oom_report_path, planned_devices
 from oomrun.core.topology import HOST_ID
 
-__all__ = ["cut", "describe", "epoch_ended", "level", "one_line", "progress"]
+__all__ = [
+    "cut", "describe", "epoch_ended", "level", "one_line", "progress", "replaced",
+]  # fmt: skip
 
 _LONGEST = 500
 # Control characters, among them those that move a terminal's cursor or colour it, and
@@ -67,6 +69,8 @@ def _describe(event: ev.Event, state: JobState) -> str | None:
             return _leak(event)
         case ev.Probed():
             return _probed(event)
+        case ev.OptimizerReplaced():
+            return replaced(event)
         case ev.MicroBatchPlanned():
             return event.reason
         case ev.SharePlanned():
@@ -117,6 +121,7 @@ def level(event: ev.Event) -> str:
             | ev.LeakFound()
             | ev.CheckpointFailed()
             | ev.CheckpointRejected()
+            | ev.OptimizerReplaced()
         ):
             return "warning"
         case ev.ScriptEnded() if event.outcome == "raised":
@@ -145,6 +150,17 @@ def _leak(event: ev.LeakFound) -> str:
     if event.steps_left:
         text += f"it would run out in about {event.steps_left} steps, so "
     return text + "the worker saves and is started again"
+
+
+def replaced(event: ev.OptimizerReplaced) -> str:
+    """What is in place of what, and what that saves."""
+    now, before = map(units.format_bytes, (event.used_bytes, event.written_bytes))
+    saved = units.format_bytes(event.written_bytes - event.used_bytes)
+    return (
+        f"{event.model} is trained with {event.used} in the place of {event.written} "
+        f"(lever {event.lever}): {now} of slots instead of {before}, {saved} saved; "
+        "another model comes out"
+    )
 
 
 def _probed(event: ev.Probed) -> str:

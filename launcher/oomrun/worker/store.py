@@ -18,7 +18,7 @@ from oomrun import checkpoints
 from oomrun.core import events as ev
 from oomrun.core.errors import CheckpointError
 from oomrun.core.launch import Launch
-from oomrun.worker import checkpointing
+from oomrun.worker import checkpointing, optimizers
 from oomrun.worker.channel import Channel
 from oomrun.worker.encoding import Arrays
 
@@ -144,7 +144,11 @@ class Store:
             epoch=state["epoch"] + 1,
             reason=reason,
         )
-        whole = {**state, "run": self._launch.run_id}
+        whole = {
+            **state,
+            "run": self._launch.run_id,
+            "optimizer": optimizers.in_use(model),
+        }
         return self._writer.copy(name, model, whole, told)
 
     def wait(self) -> None:
