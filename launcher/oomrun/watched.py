@@ -34,6 +34,7 @@ _FROM_WORKERS = (
     ev.MicroBatchChanged, ev.SharePlanned, ev.PeakRose, ev.SizesWanted, ev.SizesTried,
     ev.CheckpointSaved, ev.CheckpointFailed, ev.CheckpointRejected, ev.Restored,
     ev.Noted, ev.FitEnded, ev.ScriptEnded, ev.OptimizerReplaced,
+    ev.CheckpointMirrored, ev.MirrorFailed,
 )  # fmt: skip
 _PHASES = frozenset(
     {"starting", "training", "evaluating", "checkpointing", "adapting", "recovering"}

@@ -12,17 +12,21 @@ from typing import Any, ClassVar
 
 from oomrun.core.checkpoint_events import (
     CheckpointFailed,
+    CheckpointMirrored,
     CheckpointRejected,
     CheckpointSaved,
+    CheckpointsFetched,
+    MirrorFailed,
     Restored,
 )
 from oomrun.core.event import DeviceMemory, Event
 from oomrun.core.fit_events import FitEnded, FitStarted, OptimizerReplaced
 
 __all__ = [
-    "AttemptEnded", "AttemptStarted", "CheckpointFailed", "CheckpointRejected",
-    "CheckpointSaved", "DecisionMade", "DeviceMemory", "Event", "FitEnded",
-    "FitStarted", "LeakFound", "MicroBatchChanged", "MicroBatchPlanned", "Noted",
+    "AttemptEnded", "AttemptStarted", "CheckpointFailed", "CheckpointMirrored",
+    "CheckpointRejected", "CheckpointSaved", "CheckpointsFetched", "DecisionMade",
+    "DeviceMemory", "Event", "FitEnded", "FitStarted", "LeakFound",
+    "MicroBatchChanged", "MicroBatchPlanned", "MirrorFailed", "Noted",
     "OomOccurred", "OptimizerReplaced", "PeakRose", "PhaseChanged", "Probed",
     "Progressed", "Restored", "RunEnded", "RunResumed", "RunStarted", "ScriptEnded",
     "SharePlanned", "SizesTried", "SizesWanted", "StateMeasured", "Unknown",

@@ -60,6 +60,8 @@ class JobState:
             model of the current fit.
         predictions: the peaks that were predicted, by micro-batch size.
         composition: what the memory of the current fit's model is made of.
+        mirrored: the checkpoint that was copied to the job's URL last.
+        mirror_failures: how often one could not be copied.
         last_training_step: the furthest step ever reported.
         script: how the current attempt's script ended.
         ended_before: the same of the attempt before, since a person started the run,
@@ -127,6 +129,8 @@ class JobState:
     peaks: Mapping[str, int] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
     checkpoint_failures: int = 0
+    mirrored: ev.CheckpointMirrored | None = None
+    mirror_failures: int = 0
     last_training_step: int = 0
     step_at_attempt_start: int = 0
     last_decision: str = ""
@@ -204,6 +208,14 @@ class JobState:
                     checkpoint_failures=state.checkpoint_failures + 1,
                     notes=(*state.notes, ("checkpoint", event.reason)),
                 )
+            case ev.CheckpointMirrored():
+                return replace(state, mirrored=event)
+            case ev.MirrorFailed():
+                return replace(state, mirror_failures=state.mirror_failures + 1)
+            case ev.CheckpointsFetched():
+                tried = state.levers_tried.union(event.levers)
+                levers = event.levers or state.levers
+                return replace(state, levers=levers, levers_tried=tried)
             case ev.CheckpointRejected():
                 text = f"{event.name}: {event.reason}"
                 return replace(

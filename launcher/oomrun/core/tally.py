@@ -173,6 +173,8 @@ def _heard_of(event: ev.Event) -> int | None:
             | ev.Restored()
             | ev.FitEnded()
             | ev.OptimizerReplaced()
+            | ev.CheckpointMirrored()
+            | ev.MirrorFailed()
         ):
             return 0  # only the first rank reports for all
         case _:

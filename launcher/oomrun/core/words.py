@@ -92,6 +92,21 @@ def _describe(event: ev.Event, state: JobState) -> str | None:
                 f"the checkpoint at step {event.step} could not be written, "
                 f"training goes on: {event.reason}"
             )
+        case ev.CheckpointMirrored():
+            return (
+                f"{event.name} is at checkpoint.dir: "
+                f"{units.format_bytes(event.size_bytes)} in "
+                f"{units.format_duration(event.duration_s)}"
+            )
+        case ev.MirrorFailed():
+            what = event.name or "what is there"
+            how = "copied to" if event.name else "read from"
+            return (
+                f"{what} could not be {how} checkpoint.dir, training goes on with "
+                f"the local disk alone: {event.reason}"
+            )
+        case ev.CheckpointsFetched():
+            return _fetched(event)
         case ev.CheckpointRejected():
             return f"checkpoint {event.name} is not used: {event.reason}"
         case ev.Restored():
@@ -122,6 +137,7 @@ def level(event: ev.Event) -> str:
             | ev.CheckpointFailed()
             | ev.CheckpointRejected()
             | ev.OptimizerReplaced()
+            | ev.MirrorFailed()
         ):
             return "warning"
         case ev.ScriptEnded() if event.outcome == "raised":
@@ -150,6 +166,16 @@ def _leak(event: ev.LeakFound) -> str:
     if event.steps_left:
         text += f"it would run out in about {event.steps_left} steps, so "
     return text + "the worker saves and is started again"
+
+
+def _fetched(event: ev.CheckpointsFetched) -> str:
+    size = units.format_bytes(event.size_bytes)
+    took = units.format_duration(event.duration_s)
+    text = f"{', '.join(event.names) or 'nothing'} of {event.url} was copied here"
+    text += f": {size} in {took}" if event.names else ""
+    if event.rejected:
+        text += f"; torn or altered, and not used: {', '.join(event.rejected)}"
+    return text
 
 
 def replaced(event: ev.OptimizerReplaced) -> str:

@@ -55,7 +55,7 @@ def main() -> int:
         session.report_progress()
     if ended.outcome == "finished":
         session.script_finished()
-    session.store.wait()
+    session.store.finish()
     channel.send(ended)
     _flush()
     channel.close()

@@ -21,6 +21,7 @@ from oomrun.core.launch import Launch
 from oomrun.worker import checkpointing, optimizers
 from oomrun.worker.channel import Channel
 from oomrun.worker.encoding import Arrays
+from oomrun.worker.uploading import Uploads
 
 __all__ = ["ScriptChangedError", "Store"]
 
@@ -56,6 +57,9 @@ class Store:
         self._writes = launch.rank == 0
         if self._writes:
             checkpoints.remove_unfinished(self._folder)
+        self._uploads: Uploads | None = None
+        if self._writes and launch.checkpoint_url and not launch.measure:
+            self._uploads = Uploads(launch, channel.send)
 
     def find(
         self, fit: int, fingerprint: Mapping[str, Any]
@@ -155,6 +159,12 @@ class Store:
         """Returns when nothing is being written any more."""
         self._writer.wait()
 
+    def finish(self) -> None:
+        """As ``wait``, and until copies are where they are to be."""
+        self.wait()
+        if self._uploads is not None:
+            self._uploads.wait(self._launch.checkpoint_timeout_s)
+
     def _written(
         self, name: str, size: int, seconds: float, blocked_s: float, told: _Saved
     ) -> None:
@@ -169,6 +179,8 @@ class Store:
             blocked_s=blocked_s,
             reason=told.reason,
         )
+        if self._uploads is not None:
+            self._uploads.put(name)
 
     def _failed(self, reason: str, told: _Saved) -> None:
         self._send(ev.CheckpointFailed, step=told.step, reason=reason)

@@ -154,9 +154,17 @@ CHECKPOINT = Section(
             about=(
                 "The folder for checkpoints, relative to the folder of the job file. "
                 "Without it they go into the run directory. Variables are expanded, "
-                "and `{name}` becomes the job's name."
+                "and `{name}` becomes the job's name. With a URL that TensorFlow's "
+                "file layer knows (`gs://`, `file://`; with tensorflow-io `s3://`, "
+                "`hdfs://`, `viewfs://`, `har://`, `az://`) they go into the run "
+                "directory, and a copy of each to the URL; a run that has none here "
+                "goes on from there. See [recipes](recipes.md#checkpoints-in-a-bucket)."
             ),
-            examples=("runs/{name}", "${SCRATCH:-/tmp}/{name}"),
+            examples=(
+                "runs/{name}",
+                "${SCRATCH:-/tmp}/{name}",
+                "gs://bucket/{name}",
+            ),
         ),
         Field(
             key="every",
