@@ -63,10 +63,11 @@ def test_a_run_goes_on_on_another_machine(
     assert process.wait(120) == 75, job.everything()
     (began,) = job.events(ev.RunStarted)
     last = job.events(ev.CheckpointSaved)[-1]
-    # The one that was written last is there, too, and no more than are kept.
+    # The one that was written last is there, too, and no more than are kept. Those in
+    # between may have come faster than they could be copied.
     steps = bucket.names("step")
     assert steps[-1] == last.name
-    assert len(steps) == 2
+    assert len(steps) <= 2
     # A pod without a volume finds nothing of it on its disk.
     shutil.rmtree(job.run_dir.path)
     assert job.run(env=env) == 0, job.everything()
