@@ -15,12 +15,16 @@ import shutil
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from oomrun.core.errors import CheckpointError
 
-__all__ = ["discard", "names", "read", "remove_unfinished", "write"]
+__all__ = [
+    "MANIFEST", "discard", "entries_of", "in_order", "manifest", "names", "read",
+    "remove_unfinished", "write",
+]  # fmt: skip
 
-_MANIFEST = "MANIFEST.json"
+MANIFEST = "MANIFEST.json"
 _UNFINISHED = ".unfinished-"
 _NAME = re.compile(r"^(step|fit)-[0-9]+(-[0-9]+)?$")
 
@@ -46,7 +50,7 @@ def write(folder: Path, name: str, files: Mapping[str, Iterable[bytes]]) -> int:
             for file, chunks in files.items()
         }
         manifest = json.dumps({"version": 1, "files": entries}, indent=1).encode()
-        _write_file(temporary / _MANIFEST, [manifest])
+        _write_file(temporary / MANIFEST, [manifest])
         _sync_folder(temporary)
         target = folder / name
         if target.exists():
@@ -85,6 +89,11 @@ def names(folder: Path, kind: str) -> list[str]:
         entries = [entry.name for entry in folder.iterdir()]
     except FileNotFoundError:
         return []
+    return in_order(entries, kind)
+
+
+def in_order(entries: Iterable[str], kind: str) -> list[str]:
+    """Those names that are of checkpoints of a kind, newest first."""
     found = [n for n in entries if n.startswith(f"{kind}-") and _NAME.match(n)]
     return sorted(found, key=_numbers, reverse=True)
 
@@ -99,20 +108,51 @@ def read(path: Path) -> dict[str, bytes]:
     Raises:
         CheckpointError: a file is missing, torn or altered.
     """
+    entries = manifest(path)
     try:
-        manifest = json.loads((path / _MANIFEST).read_bytes())
-        entries = manifest["files"]
-        expected = {name: (e["size"], e["sha256"]) for name, e in entries.items()}
-        contents = {name: (path / name).read_bytes() for name in expected}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        contents = {name: (path / name).read_bytes() for name in entries}
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path.name} cannot be read: {error}") from error
     for name, content in contents.items():
-        size, digest = expected[name]
-        if len(content) != size:
+        entry = entries[name]
+        if len(content) != entry["size"]:
             raise CheckpointError(f"{path.name}: {name} is cut short")
-        if hashlib.sha256(content).hexdigest() != digest:
+        if hashlib.sha256(content).hexdigest() != entry["sha256"]:
             raise CheckpointError(f"{path.name}: {name} was altered")
     return contents
+
+
+def manifest(path: Path) -> dict[str, dict[str, Any]]:
+    """Size and checksum of each file of one checkpoint.
+
+    Raises:
+        CheckpointError: it does not say.
+    """
+    try:
+        content = (path / MANIFEST).read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error}") from error
+    return entries_of(path.name, content)
+
+
+def entries_of(name: str, content: bytes) -> dict[str, dict[str, Any]]:
+    """The same of the content of a manifest, of the checkpoint ``name``."""
+    try:
+        entries = json.loads(content)["files"]
+        return {
+            file: {"size": entry["size"], "sha256": entry["sha256"]}
+            for file, entry in entries.items()
+            if _is_file_name(file)
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{name} cannot be read: {error}") from error
+
+
+def _is_file_name(name: str) -> bool:
+    """Whether it is a file of the checkpoint's own folder."""
+    if "/" in name or name in ("", ".", "..", MANIFEST):
+        raise ValueError(f"{name!r} is no file of a checkpoint")
+    return True
 
 
 def discard(path: Path) -> None:

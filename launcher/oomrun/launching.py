@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oomrun.core import command, levers, planning
+from oomrun.core import command, levers, planning, remote
 from oomrun.core import launch as launches
 from oomrun.core import plan as plans
 from oomrun.core.errors import LaunchError
@@ -153,6 +153,8 @@ def make_launch(
         checkpoint_every_s=every.seconds if isinstance(every, EverySeconds) else None,
         keep=spec.checkpoint.keep,
         checkpoint_timeout_s=spec.checkpoint.timeout_s,
+        checkpoint_url=spec.checkpoint.url,
+        job=remote.digests(state.mathematics) if spec.checkpoint.url else {},
         in_process=spec.recovery.in_process == "auto" and shrinks,
         micro_batch_max=micro.size if isinstance(micro, AtMost) else None,
         micro_batch_fixed=micro if isinstance(micro, int) else None,
@@ -190,9 +192,12 @@ def _program(job: Job, plan: Plan) -> tuple[str, str, tuple[str, ...]]:
 
 
 def checkpoint_dir(job: Job) -> Path:
-    """Where the job's checkpoints are: by default in the run directory."""
+    """Where the job's checkpoints are: by default in the run directory.
+
+    A URL holds copies of those.
+    """
     named = job.spec.checkpoint.directory
-    if named is None:
+    if named is None or job.spec.checkpoint.url is not None:
         return job.run_dir.checkpoints.absolute()
     return (job.job_file.parent / named).absolute()
 

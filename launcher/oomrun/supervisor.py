@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import oomrun
-from oomrun import devices, host, host_memory, known_runs, takeover
+from oomrun import devices, fetching, host, host_memory, known_runs, takeover
 from oomrun.attempts import watch
 from oomrun.core import diagnosis, group_planning, policy
 from oomrun.core import events as ev
@@ -32,6 +32,7 @@ from oomrun.core.spec import IN_WORKERS, Command, mathematics
 from oomrun.core.state import JobState
 from oomrun.core.topology import Inventory, Unreadable
 from oomrun.environment import check_backend, horovod_installed
+from oomrun.fetching import Fetched
 from oomrun.gang import Gang
 from oomrun.journal import Journal
 from oomrun.launching import Job, checkpoint_dir, end, policy_limits, start_workers
@@ -122,7 +123,13 @@ def supervise(
         if state.attempt_open:
             run.expect(_planned_bytes(state))
         try:
-            return run.to_the_end(_begin(job, recorder, journal.events, killed))
+            fetched = fetching.fetch(job, state, stops)
+            if stops.requested and not state.run_id:
+                # Which run is to go on here is not known, so none has begun.
+                reason = f"stopped by {stops.reason} before it began"
+                return Outcome(exit_code=stops.exit_code, reason=reason, state=state)
+            undecided = _begin(job, recorder, journal.events, killed, fetched)
+            return run.to_the_end(undecided)
         finally:
             sweep(recorder.state.run_id, descendants=job.owns_process)
 
@@ -154,10 +161,16 @@ def _start_over(job: Job) -> None:
 
 
 def _begin(
-    job: Job, recorder: Recorder, events: Sequence[ev.Event], killed: str = ""
+    job: Job,
+    recorder: Recorder,
+    events: Sequence[ev.Event],
+    killed: str,
+    fetched: Fetched | None,
 ) -> Diagnosis | None:
     """Opens the run in the journal; gives the last attempt's end if it is undecided."""
     before = recorder.state
+    # A run that has begun on another machine goes on here.
+    begun = fetched or Fetched()
     now = time.time
     write_atomically(job.run_dir.job_file, job.job_text)
     known = mathematics(job.spec)
@@ -166,18 +179,20 @@ def _begin(
         recorder.record(
             ev.RunStarted(
                 at=now(),
-                run_id=before.run_id or uuid.uuid4().hex,
+                run_id=before.run_id or begun.run_id or uuid.uuid4().hex,
                 name=job.spec.name,
                 version=oomrun.__version__,
-                seed=before.seed if before.run_id else _new_seed(),
+                seed=before.seed if before.run_id else begun.seed or _new_seed(),
                 mathematics=known,
             )
         )
+        _tell_fetched(job, recorder, fetched)
         sweep(recorder.state.run_id, descendants=job.owns_process)
         return None
     sweep(before.run_id, descendants=job.owns_process)
     reason = takeover.reason(before)
     recorder.record(ev.RunResumed(at=now(), pid=os.getpid(), reason=reason))
+    _tell_fetched(job, recorder, fetched)
     if before.attempt_open:
         ended = takeover.end_of_lost_attempt(before, killed)
         recorder.record(attempt_ended(before.attempt, ended, Evidence()))
@@ -194,6 +209,12 @@ def _begin(
             )
         )
     return undecided
+
+
+def _tell_fetched(job: Job, recorder: Recorder, fetched: Fetched | None) -> None:
+    if fetched is not None:
+        for event in fetching.events(job, recorder.state, fetched):
+            recorder.record(event)
 
 
 class _Run:

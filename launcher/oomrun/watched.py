@@ -33,7 +33,8 @@ _FROM_WORKERS = (
     ev.LeakFound, ev.Probed, ev.StateMeasured, ev.MicroBatchPlanned,
     ev.MicroBatchChanged, ev.SharePlanned, ev.PeakRose, ev.SizesWanted, ev.SizesTried,
     ev.CheckpointSaved, ev.CheckpointFailed, ev.CheckpointRejected, ev.Restored,
-    ev.Noted, ev.FitEnded, ev.ScriptEnded,
+    ev.Noted, ev.FitEnded, ev.ScriptEnded, ev.OptimizerReplaced,
+    ev.CheckpointMirrored, ev.MirrorFailed,
 )  # fmt: skip
 _PHASES = frozenset(
     {"starting", "training", "evaluating", "checkpointing", "adapting", "recovering"}

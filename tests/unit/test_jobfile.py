@@ -8,7 +8,7 @@ from oomrun import __version__
 from oomrun.core import jobfile
 from oomrun.core.errors import Problem, SpecError
 from oomrun.core.jobfile import document
-from oomrun.core.jobfile.later import VERSION
+from oomrun.core.jobfile.version import VERSION
 from oomrun.core.spec import (
     AUTO,
     IN_WORKERS,
@@ -510,8 +510,6 @@ def test_traps(value: str, reading: str, hint: str) -> None:
 
 # Keys by themselves
 
-_REFUSED = f"is not in oomrun {VERSION} yet"
-
 
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -768,24 +766,6 @@ def test_command_goes_without_args() -> None:
     assert "args and command exclude each other" in found[0]
 
 
-# Later versions
-
-
-@pytest.mark.parametrize(
-    ("text", "place", "what"),
-    [
-        (
-            "checkpoint: {dir: 'gs://bucket/x'}",
-            "3:19: checkpoint.dir",
-            "a checkpoint folder at gs://",
-        ),
-    ],
-)
-def test_later_features_are_refused_by_name(text: str, place: str, what: str) -> None:
-    (problem,) = problems(MINIMAL + text + "\n")
-    assert str(problem).startswith(f"job.yaml:{place}: {what} {_REFUSED} (")
-
-
 @pytest.mark.parametrize(
     ("text", "place", "what"),
     [
@@ -884,7 +864,7 @@ batch: {global: 1_000, micro: on}
 memory:
   headroom: 120%
   limt: 20G
-checkpoint: {dir: 'gs://bucket/x'}
+checkpoint: {dir: 'gcs://bucket/x'}
 """
     )
     assert [(problem.line, problem.path) for problem in found] == [

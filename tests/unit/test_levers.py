@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from oomrun.core import events as ev
-from oomrun.core import levers
+from oomrun.core import levers, oom_report
 from oomrun.core import plan as plans
+from oomrun.core import status as statuses
 from oomrun.core.diagnosis import Cause, Diagnosis
-from oomrun.core.errors import SpecError
+from oomrun.core.errors import InfeasiblePlanError, SpecError
 from oomrun.core.group_planning import plan_for
 from oomrun.core.jobfile import load
 from oomrun.core.plan import DevicePlan, Plan
@@ -240,6 +241,99 @@ def test_levers_that_are_pulled_from_the_beginning(cpus: int) -> None:
     again = after(found, decision, 2)
     assert levers.in_force(again) == ("recompute", "xla_off")
     assert planned(again)["levers"] == ["recompute", "xla_off"]
+
+
+LOOP = ev.FitStarted(
+    at=1.0, attempt=1, fit=1, epochs=1, initial_epoch=0, global_batch_size=64,
+    micro_batch_size=64, steps_per_epoch=4, custom_loop=True,
+)  # fmt: skip
+GROUP = {
+    "strategy": "horovod",
+    "devices": [{"id": "cpu:0", "kind": "cpu"}, {"id": "cpu:1", "kind": "cpu"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (state(1).after(LOOP).after(oom(size=1)), "a loop of oomrun.Loop calls"),
+        (state(1, GROUP), "it is for training on one device"),
+        (replace(state(1), levers=("optimizer_sgd",)), "keeps less is in force"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_replaced_is_not_tried(
+    found: JobState, why: str
+) -> None:
+    ended = decided(found, "micro_batch", "optimizer_lion")
+    assert isinstance(ended, Fail)
+    assert "The lever optimizer_lion is not tried: " in ended.reason
+    assert why in ended.reason
+
+
+def test_optimizers_follow_each_other() -> None:
+    order = ("micro_batch", "optimizer_lion", "optimizer_sgd")
+    first = decided(state(1), *order)
+    assert first.levers == ("optimizer_lion",)
+    now = after(state(1), first, 1).after(oom(2, 1))
+    assert decided(now, *order).levers == ("optimizer_lion", "optimizer_sgd")
+
+
+def test_where_the_state_alone_is_too_large_the_optimizer_comes_first() -> None:
+    plan = {**CPU, "devices": [{**CPU["devices"][0], "limit_bytes": 100}]}
+    held = replace(state(64, plan), state_bytes=101)
+    order = ("recompute", "micro_batch", "optimizer_sgd")
+    pulled = decided(held, *order)
+    assert pulled.levers == ("optimizer_sgd",)
+    # What it held is known of the other optimizer only.
+    assert after(held, pulled, 1).state_bytes is None
+    assert decided(replace(held, state_bytes=99), *order).levers == ("recompute",)
+
+
+def test_a_state_that_is_too_large_is_tried_where_an_optimizer_may_help() -> None:
+    size = {"total_bytes": 2**33, "free_bytes": 2**33}
+    cpu = Device(id="cpu:0", kind="cpu", name="CPU", **size)
+    host = Host(memory_total_bytes=2**33, memory_available_bytes=2**33)
+    inventory = Inventory(devices=(cpu,), host=host)
+    known = replace(JobState(), state_bytes=2**31)
+
+    def planned(listed: str) -> Any:
+        text = (
+            "name: x\nscript: t.py\ndevices: {cpu: 1, memory: 1GiB}\n"
+            f"recovery: {{levers: {listed}}}\n"
+        )
+        spec = load(text, filename="job.yaml", environment={})
+        return plan_for(spec, inventory, known)
+
+    assert planned("[micro_batch, optimizer_lion]").devices
+    with pytest.raises(InfeasiblePlanError, match="own state"):
+        planned("[micro_batch]")
+
+
+def test_a_report_tells_what_was_saved() -> None:
+    told = ev.OptimizerReplaced(
+        at=3.0, attempt=2, fit=1, lever="optimizer_lion", model="m", written="Adam",
+        used="Lion", written_bytes=8 * 2**20, used_bytes=4 * 2**20,
+    )  # fmt: skip
+    pulled = decided(state(1), "micro_batch", "optimizer_lion")
+    now = after(state(1), pulled, 1).after(told).after(oom(2, 1))
+    report = oom_report.write(oom(2, 1), now, [told], when="now", log="log")
+    assert "Levers in force\n  optimizer_lion (models are compiled" in report
+    assert "4MiB of slots instead of 8MiB, 4MiB saved; another model" in report
+    assert statuses.status_json(now)["optimizer"]["used"] == "Lion"
+    # Taken back: what it had saved is in force no more.
+    made = ev.DecisionMade(
+        at=4.0, attempt=2, action="restart", cause="oom", reason="", levers=()
+    )
+    assert now.after(made).optimizer is None
+
+
+def test_the_nearest_lever_is_named() -> None:
+    text = "name: x\nscript: t.py\nrecovery: {levers: [optimizer_adafactr]}\n"
+    with pytest.raises(SpecError) as found:
+        load(text, filename="job.yaml", environment={})
+    (problem,) = found.value.problems
+    assert problem.path == "recovery.levers[0]"
+    assert "optimizer_adafactor" in (problem.hint or "")
 
 
 def test_every_lever_says_what_it_does_and_costs() -> None:

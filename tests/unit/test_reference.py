@@ -9,7 +9,6 @@ import yaml
 from oomrun.core import jobfile
 from oomrun.core.jobfile.fields import JOB
 from oomrun.core.jobfile.kinds import Field, Json, Kind, Missing, OneOf, Section
-from oomrun.core.jobfile.later import LATER
 from oomrun.core.jobfile.nodes import join
 from oomrun.core.jobfile.reference import example_yaml, flow, reference_markdown
 from oomrun.core.jobfile.template import init_text
@@ -48,10 +47,6 @@ def test_every_key_is_in_the_reference() -> None:
         assert f" `{path}`\n" in text
 
 
-def test_every_later_feature_is_a_key() -> None:
-    assert {later.path for later in LATER} <= {path for path, _ in fields()}
-
-
 @pytest.mark.parametrize(("path", "value"), list(cases()))
 def test_examples_and_defaults_are_valid_where_they_stand(
     path: str, value: Json
@@ -73,15 +68,12 @@ def test_examples_and_defaults_are_valid_where_they_stand(
     examined = jobfile.examine(
         yaml.safe_dump(document) + text + text_of_batch, filename="x", environment={}
     )
-    of_later = [p for p in examined.problems if "is not in oomrun" in p.message]
     if path.startswith("kubernetes."):
         # One key of a section may need another.
         sections = ("kubernetes", "kubernetes.volume", "kubernetes.pods")
         assert {p.path for p in examined.problems} <= set(sections)
     else:
-        assert list(examined.problems) == of_later
-        if path not in {later.path for later in LATER}:
-            assert not of_later
+        assert not examined.problems
 
 
 def test_the_text_of_init_is_valid() -> None:

@@ -82,7 +82,7 @@ WRONG = [
     "checkpoint: {every: 500}",
     "checkpoint: {every: 10m}",
     "checkpoint: {keep: 0}",
-    "checkpoint: {dir: 's3://bucket'}",
+    "checkpoint: {dir: 'gcs://bucket'}",
     "metrics: {listen: 9464}",
     "metrics: {token: x}",
     "metrics: {tls: {certificate: x}}",

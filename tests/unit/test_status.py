@@ -25,7 +25,8 @@ KEYS = [
     "oom_events", "in_process_recoveries", "oom_report", "step", "samples",
     "epoch", "epochs",
     "steps_per_epoch", "loss", "global_batch_size", "devices", "breakdown",
-    "checkpoint", "levers", "left_out", "last_decision", "notes",
+    "checkpoint", "mirror", "levers", "optimizer", "left_out", "last_decision",
+    "notes",
 ]  # fmt: skip
 
 

@@ -145,8 +145,14 @@ def _lines(state: JobState, alive: bool, run_dir: RunDir) -> Iterator[str]:
     if state.checkpoint is not None:
         size = units.format_bytes(state.checkpoint.size_bytes)
         yield f"  checkpoint   {state.checkpoint.name}, {size}"
+    mirror = statuses.status_json(state)["mirror"]
+    if mirror is not None:
+        failed = f", {mirror['failures']} failed" if mirror["failures"] else ""
+        yield f"  copied       {mirror['name'] or 'none yet'}{failed}"
     for lever in levers.in_force(state):
         yield f"  lever        {words.one_line(levers.in_words(lever))}"
+    if state.optimizer is not None:
+        yield f"  optimizer    {words.one_line(words.replaced(state.optimizer))}"
     for name in statuses.left_out(state):
         yield f"  left out     {words.one_line(name)} (lever fewer_devices)"
     if state.last_decision:

@@ -7,7 +7,10 @@ from typing import ClassVar
 
 from oomrun.core.event import Event
 
-__all__ = ["CheckpointFailed", "CheckpointRejected", "CheckpointSaved", "Restored"]
+__all__ = [
+    "CheckpointFailed", "CheckpointMirrored", "CheckpointRejected", "CheckpointSaved",
+    "CheckpointsFetched", "MirrorFailed", "Restored",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +60,41 @@ class Restored(Event):
     step: int
     samples: int
     lost_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointMirrored(Event):
+    """A checkpoint is complete at the URL that the job file names, too."""
+
+    type: ClassVar[str] = "checkpoint_mirrored"
+    attempt: int
+    name: str
+    size_bytes: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorFailed(Event):
+    """A checkpoint could not be copied there (no ``name``: what is there not read)."""
+
+    type: ClassVar[str] = "mirror_failed"
+    attempt: int
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointsFetched(Event):
+    """A run goes on here with what it has left at a URL.
+
+    ``levers`` are those that were in force there; of ``rejected`` checkpoints, which
+    were torn or altered, none is used.
+    """
+
+    type: ClassVar[str] = "checkpoints_fetched"
+    url: str
+    names: tuple[str, ...]
+    size_bytes: int
+    duration_s: float
+    levers: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()

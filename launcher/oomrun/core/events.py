@@ -12,19 +12,25 @@ from typing import Any, ClassVar
 
 from oomrun.core.checkpoint_events import (
     CheckpointFailed,
+    CheckpointMirrored,
     CheckpointRejected,
     CheckpointSaved,
+    CheckpointsFetched,
+    MirrorFailed,
     Restored,
 )
 from oomrun.core.event import DeviceMemory, Event
+from oomrun.core.fit_events import FitEnded, FitStarted, OptimizerReplaced
 
 __all__ = [
-    "AttemptEnded", "AttemptStarted", "CheckpointFailed", "CheckpointRejected",
-    "CheckpointSaved", "DecisionMade", "DeviceMemory", "Event", "FitEnded",
-    "FitStarted", "LeakFound", "MicroBatchChanged", "MicroBatchPlanned", "Noted",
-    "OomOccurred", "PeakRose", "PhaseChanged", "Probed", "Progressed", "Restored",
-    "RunEnded", "RunResumed", "RunStarted", "ScriptEnded", "SharePlanned",
-    "SizesTried", "SizesWanted", "StateMeasured", "Unknown", "WorkerReady",
+    "AttemptEnded", "AttemptStarted", "CheckpointFailed", "CheckpointMirrored",
+    "CheckpointRejected", "CheckpointSaved", "CheckpointsFetched", "DecisionMade",
+    "DeviceMemory", "Event", "FitEnded", "FitStarted", "LeakFound",
+    "MicroBatchChanged", "MicroBatchPlanned", "MirrorFailed", "Noted",
+    "OomOccurred", "OptimizerReplaced", "PeakRose", "PhaseChanged", "Probed",
+    "Progressed", "Restored", "RunEnded", "RunResumed", "RunStarted", "ScriptEnded",
+    "SharePlanned", "SizesTried", "SizesWanted", "StateMeasured", "Unknown",
+    "WorkerReady",
 ]  # fmt: skip
 
 
@@ -74,26 +80,6 @@ class WorkerReady(Event):
     tensorflow: str
     keras: str
     start_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitStarted(Event):
-    """The script's ``fit``-th call of ``fit`` (from 1) began, or goes on.
-
-    ``profile_key`` says which trainings need memory alike (``profile.full_key``); None
-    where that cannot be said.
-    """
-
-    type: ClassVar[str] = "fit_started"
-    attempt: int
-    fit: int
-    epochs: int
-    initial_epoch: int
-    global_batch_size: int | None
-    micro_batch_size: int | None
-    steps_per_epoch: int | None
-    state_bytes: int | None = None
-    profile_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,19 +292,6 @@ class Noted(Event):
     attempt: int
     code: str
     text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitEnded(Event):
-    """The ``fit``-th call of ``fit`` returned (``replayed``: from its record)."""
-
-    type: ClassVar[str] = "fit_ended"
-    attempt: int
-    fit: int
-    step: int
-    samples: int
-    epoch: int
-    replayed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,6 +79,8 @@ class Launch:
         checkpoint_every_steps, checkpoint_every_s: at most one is set.
         keep: how many checkpoints are kept.
         checkpoint_timeout_s: how long one may take.
+        checkpoint_url: where they are copied to; None: nowhere.
+        job: what tells the job from others, see ``remote.digests``.
         in_process: whether the worker may shrink the micro-batch by itself.
         micro_batch_max: the user's own upper bound, None without one.
         micro_batch_fixed: the user's own micro-batch, never changed.
@@ -126,6 +128,8 @@ class Launch:
     fit: int = 0
     profile_key: str | None = None
     checkpoint_timeout_s: float = 600.0
+    checkpoint_url: str | None = None
+    job: Mapping[str, str] = field(default_factory=dict)
     supervisor_pid: int | None = None
 
 

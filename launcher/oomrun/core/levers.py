@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from oomrun.core.causes import Cause
-from oomrun.core.spec import IN_WORKERS
+from oomrun.core.spec import IN_WORKERS, OPTIMIZERS
 from oomrun.core.state import JobState
 
 __all__ = [
-    "FEWER_DEVICES", "LEVERS", "MICRO_BATCH", "Lever", "due", "in_force", "in_words",
-    "left", "to_leave_out", "to_take_back",
+    "FEWER_DEVICES", "LEVERS", "MICRO_BATCH", "Lever", "due", "for_state", "in_force",
+    "in_words", "left", "not_tried", "to_leave_out", "to_take_back",
 ]  # fmt: skip
 
 MICRO_BATCH = "micro_batch"
@@ -61,6 +61,27 @@ LEVERS: Mapping[str, Lever] = {
         effect="layers compute in bfloat16, in half of the memory for activations; "
         "weights stay float32",
         cost="the numbers change: another model comes out",
+        changes_numbers=True,
+    ),
+    "optimizer_adafactor": Lever(
+        effect="models are compiled with Adafactor, which keeps the means of rows and "
+        "columns of each weight; learning rate, clipping and decay stay",
+        cost="the numbers change: another model comes out; what the optimizer before "
+        "had gathered is left behind",
+        changes_numbers=True,
+    ),
+    "optimizer_lion": Lever(
+        effect="models are compiled with Lion, which keeps one number for each weight, "
+        "half of what Adam keeps; learning rate, clipping and decay stay",
+        cost="the numbers change: another model comes out; what the optimizer before "
+        "had gathered is left behind",
+        changes_numbers=True,
+    ),
+    "optimizer_sgd": Lever(
+        effect="models are compiled with SGD without momentum, which keeps nothing; "
+        "learning rate, clipping and decay stay",
+        cost="the numbers change: another model comes out; what the optimizer before "
+        "had gathered is left behind",
         changes_numbers=True,
     ),
     "xla_on": Lever(
@@ -117,10 +138,44 @@ def _first(
         if name == FEWER_DEVICES:
             known = to_leave_out(state, cause) is not None
         elif known:
-            known = _may_help(name, plan or {}, cause)
+            known = _may_help(name, plan or {}, cause) and not _refused(name, state)
         if known:
             return name
     return None
+
+
+def for_state(order: Sequence[str], state: JobState) -> str | None:
+    """The next lever that shrinks the model's own state, wherever it is listed."""
+    return _first(
+        [name for name in order if name in OPTIMIZERS],
+        state,
+        state.plan,
+        Cause.DEVICE_OOM,
+    )
+
+
+def _refused(name: str, state: JobState) -> str:
+    """Why a lever that replaces the optimizer cannot here; empty where it can."""
+    if name not in OPTIMIZERS:
+        return ""
+    if (state.plan or {}).get("strategy", "single") != "single":
+        return "it is for training on one device"
+    if state.in_loop:
+        return "a loop of oomrun.Loop calls its optimizer itself"
+    smaller = OPTIMIZERS[OPTIMIZERS.index(name) :]
+    if any(other in state.levers for other in smaller):
+        return "an optimizer that keeps less is in force"
+    return ""
+
+
+def not_tried(order: Sequence[str], state: JobState) -> str:
+    """Which of the levers listed cannot be pulled here, and why; empty: none."""
+    kinds = {
+        name: why
+        for name in order
+        if name not in state.levers_tried and (why := _refused(name, state))
+    }
+    return "".join(f". The lever {name} is not tried: {kinds[name]}" for name in kinds)
 
 
 def to_leave_out(state: JobState, cause: Cause) -> str | None:

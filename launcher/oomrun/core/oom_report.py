@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from oomrun.core import breakdown as breakdowns
 from oomrun.core import events as ev
-from oomrun.core import log_facts, units, words
+from oomrun.core import levers, log_facts, units, words
 from oomrun.core import status as statuses
 from oomrun.core.breakdown import Breakdown
 from oomrun.core.log_facts import Facts
@@ -22,7 +22,7 @@ __all__ = ["is_history", "write"]
 
 _HISTORY = (
     ev.AttemptStarted, ev.Probed, ev.MicroBatchPlanned, ev.MicroBatchChanged,
-    ev.OomOccurred, ev.LeakFound, ev.DecisionMade,
+    ev.OomOccurred, ev.LeakFound, ev.DecisionMade, ev.OptimizerReplaced,
 )  # fmt: skip
 _MOST_HISTORY = 40
 
@@ -58,6 +58,7 @@ def write(
         _asked(oom, state, log),
         _memory(oom, device, found),
         _sizes(state, history),
+        *([_levers(state)] if levers.in_force(state) else []),
         _done(followed),
         ("What you can do", *_bullets(_advice(oom, state, device, found, followed))),
     )
@@ -189,6 +190,14 @@ def _sizes(state: JobState, history: Sequence[ev.Event]) -> Iterator[str]:
         yield f"  ran, with peak  {ran}"
 
 
+def _levers(state: JobState) -> Iterator[str]:
+    yield "Levers in force"
+    for name in levers.in_force(state):
+        yield f"  {words.one_line(levers.in_words(name))}"
+    if state.optimizer is not None:
+        yield f"  {words.one_line(words.replaced(state.optimizer))}"
+
+
 def _told(event: ev.Event, state: JobState) -> str | None:
     if isinstance(event, ev.OomOccurred):
         size = f" at {event.micro_batch_size}" if event.micro_batch_size else ""
@@ -241,7 +250,9 @@ def _advice(
         slots = units.format_bytes(state.composition.optimizer_bytes)
         yield (
             f"The optimizer keeps {slots}: one with less state (SGD without momentum "
-            "has none) is another training, and leaves as much for the rest"
+            "has none) is another training, and leaves as much for the rest; "
+            "recovery.levers may list optimizer_lion, optimizer_adafactor and "
+            "optimizer_sgd"
         )
     ran = state.measured.get(oom.micro_batch_size or 0)
     if ran is not None and oom.phase == "gradients":

@@ -8,10 +8,10 @@ Of one device (strategy ``single``); of several, see ``group_planning.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from oomrun.core import batch, command, memory, topology
+from oomrun.core import batch, command, levers, memory, topology
 from oomrun.core.errors import InfeasiblePlanError
 from oomrun.core.plan import DevicePlan, Plan
 from oomrun.core.recorded import Recorded
@@ -60,7 +60,10 @@ def make_plan(spec: JobSpec, inventory: Inventory, state: JobState) -> Plan:
     if limit is not None:
         kept = amount(spec.memory.headroom)
         budget = memory.budget_bytes(limit, kept)
-        check_room(device, limit, budget, state)
+        # An optimizer that keeps less is decided on once memory has really run out.
+        may = levers.for_state(spec.recovery.left, state)
+        held = replace(state, state_bytes=None) if may else state
+        check_room(device, limit, budget, held)
     share = _share(spec, state)
     grew = memory.limit_grew(state.limit_when_failed_bytes, limit)
     known = _Known(
@@ -75,7 +78,7 @@ def make_plan(spec: JobSpec, inventory: Inventory, state: JobState) -> Plan:
     micro = _micro_batch_size(spec, known, device, notes)
     peak = known.predict(micro)
     if isinstance(spec.program, Command):
-        notes += _about_command(spec, spec.program, device)
+        notes += command_notes.about(spec, spec.program, device)
     elif share is None:
         notes.append(
             "global_batch_size, share and accumulation_steps are not known until the "
@@ -376,27 +379,3 @@ def _why_smaller(wanted: int, chosen: int, known: _Known, device: Device) -> str
     if known.failed is not None:
         return f"micro-batch {chosen} since {known.failed} ran out of memory"
     return f"micro-batch {chosen} as decided after memory ran out"
-
-
-# --- a command ----------------------------------------------------------------------
-
-
-def _about_command(spec: JobSpec, program: Command, device: Device) -> Iterator[str]:
-    """What cannot be known of a program that is not ours, and what cannot be done."""
-    yield "a command's steps and peaks cannot be seen: no progress, no prediction"
-    texts = [*program.argv, *(text for _, text in spec.env)]
-    told = any(name == command.MICRO_BATCH for t in texts for name in command.names(t))
-    if spec.batch.global_size is None:
-        yield (
-            "batch.global is not set, so the program is told no micro-batch, and "
-            "running out of device memory ends the run"
-        )
-    elif not told:
-        yield (
-            "no {micro_batch} in command or env: the program must read "
-            f"{command.NAMES[command.MICRO_BATCH]}, or a smaller one changes nothing"
-        )
-    if device.kind != "cpu" and spec.memory.limit != AUTO:
-        yield "no limit can be set on a GPU for a command: it is planned with only"
-    if device.kind == "cpu" and spec.memory.limit != AUTO:
-        yield "the limit of a CPU device reaches programs with TensorFlow only"

@@ -8,9 +8,9 @@ that died and was started again decides the same. Does not cover: carrying it ou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from oomrun.core import batch, command, levers
+from oomrun.core import batch, command, levers, state_memory
 from oomrun.core.diagnosis import Cause, Diagnosis
 from oomrun.core.events import ScriptEnded
 from oomrun.core.state import JobState
@@ -133,6 +133,12 @@ def _after_device_oom(
     worse = levers.to_take_back(state)
     if worse is not None:
         return _take_back(worse, f"{diagnosis.summary}, which ran before it", state)
+    limit = state_memory.planned_limit_bytes(state.plan)
+    if limit is not None and (state.state_bytes or 0) > limit:
+        # Weights, gradients and slots alone: no micro-batch would be small enough.
+        slots = levers.for_state(limits.levers, state)
+        if slots is not None:
+            return _pull(slots, diagnosis, state)
     due = levers.due(limits.levers, state, state.plan)
     if due is not None:
         return _pull(due, diagnosis, state)
@@ -141,6 +147,8 @@ def _after_device_oom(
         left = levers.left(limits.levers, state, diagnosis.cause)
         if left is not None:
             return _pull(left, diagnosis, state)
+        why = levers.not_tried(limits.levers, state)
+        return replace(decision, reason=f"{decision.reason}{why}")
     return decision
 
 

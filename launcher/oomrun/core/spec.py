@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from oomrun.core.kubernetes_spec import KubernetesSpec
+from oomrun.core.remote import is_remote
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ Devices = Auto | Gpus | Cpus
 StrategyName = Literal["auto", "single", "mirrored", "horovod", "multi_worker_mirrored"]
 #: The strategies that start a worker for each device.
 IN_WORKERS = ("horovod", "multi_worker_mirrored")
+#: The levers that replace the optimizer, the one that keeps most first.
+OPTIMIZERS = ("optimizer_lion", "optimizer_adafactor", "optimizer_sgd")
 BatchNorm = Literal["micro_batch", "freeze", "refuse"]
 MemoryMode = Literal["growth", "limit", "preallocate"]
 
@@ -168,14 +171,20 @@ class EverySeconds:
 class CheckpointSpec:
     """Where checkpoints go (None: into the run directory), how often, how many stay.
 
-    ``directory`` is relative to the job file's folder; variables and ``{name}`` are
-    already filled in. One that takes longer than ``timeout_s`` is given up.
+    ``directory`` is relative to the job file's folder, or a URL; variables and
+    ``{name}`` are already filled in. One that takes longer than ``timeout_s`` is given
+    up.
     """
 
     directory: str | None = None
     every: EverySteps | EverySeconds = EverySeconds(300.0)
     keep: int = 3
     timeout_s: float = 600.0
+
+    @property
+    def url(self) -> str | None:
+        """The directory where it is not one of this machine's."""
+        return self.directory if is_remote(self.directory) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,8 @@ class JobState:
             whose allocations were recorded.
         predictions: the peaks that were predicted, by micro-batch size.
         composition: what the memory of the current fit's model is made of.
+        mirrored: the checkpoint that was copied to the job's URL last.
+        mirror_failures: how often one could not be copied.
         last_training_step: the furthest step ever reported.
         script: how the current attempt's script ended.
         ended_before: the same of the attempt before, since a person started the run,
@@ -74,6 +76,8 @@ class JobState:
         failed_before_lever: the smallest that had not.
         left_out: devices that the run goes on without, with the limit under which not
             even one sample fitted.
+        optimizer: what is in the place of the script's own; None: nothing is.
+        in_loop: the current fit is a loop of ``oomrun.Loop``.
         traces: the last event that each of ``ooms`` and ``restarts`` grew by, under
             the same keys.
         tally: sums that only those who watch need.
@@ -128,6 +132,8 @@ class JobState:
     peaks: Mapping[str, int] = field(default_factory=dict)
     checkpoint: Checkpoint | None = None
     checkpoint_failures: int = 0
+    mirrored: ev.CheckpointMirrored | None = None
+    mirror_failures: int = 0
     last_training_step: int = 0
     step_at_attempt_start: int = 0
     last_decision: str = ""
@@ -143,6 +149,8 @@ class JobState:
     ran_before_lever: int = 0
     failed_before_lever: int | None = None
     left_out: Mapping[str, int | None] = field(default_factory=dict)
+    optimizer: ev.OptimizerReplaced | None = None
+    in_loop: bool = False
     traces: Mapping[object, Traced] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
 
@@ -168,7 +176,7 @@ class JobState:
                 versions = {"tensorflow": event.tensorflow, "keras": event.keras}
                 return replace(state, versions=versions)
             case ev.FitStarted():
-                return _fit_started(state, event)
+                return state_memory.fit_started(state, event)
             case ev.Progressed():
                 return _progressed(state, event)
             case ev.PhaseChanged():
@@ -187,6 +195,8 @@ class JobState:
                 return state_memory.probed(state, event)
             case ev.StateMeasured():
                 return replace(state, composition=event)
+            case ev.OptimizerReplaced():
+                return replace(state, optimizer=event)
             case ev.MicroBatchPlanned():
                 return state_memory.micro_batch_planned(state, event)
             case ev.SharePlanned():
@@ -201,6 +211,14 @@ class JobState:
                     checkpoint_failures=state.checkpoint_failures + 1,
                     notes=(*state.notes, ("checkpoint", event.reason)),
                 )
+            case ev.CheckpointMirrored():
+                return replace(state, mirrored=event)
+            case ev.MirrorFailed():
+                return replace(state, mirror_failures=state.mirror_failures + 1)
+            case ev.CheckpointsFetched():
+                tried = state.levers_tried.union(event.levers)
+                levers = event.levers or state.levers
+                return replace(state, levers=levers, levers_tried=tried)
             case ev.CheckpointRejected():
                 text = f"{event.name}: {event.reason}"
                 return replace(
@@ -291,35 +309,6 @@ def _attempt_started(state: JobState, event: ev.AttemptStarted) -> JobState:
         global_batch_size=batch or state.global_batch_size,
         step_at_attempt_start=state.step,
     )
-
-
-def _fit_started(state: JobState, event: ev.FitStarted) -> JobState:
-    other = not _same_model(state, event)  # of which nothing is known yet
-    return replace(
-        state,
-        state="training",
-        measured={} if other else state.measured,
-        recorded={} if other else state.recorded,
-        predictions={} if other else state.predictions,
-        composition=None if other else state.composition,
-        micro_batch_failed=None if other else state.micro_batch_failed,
-        failed_by_rank={} if other else state.failed_by_rank,
-        micro_batch_limit=None if other else state.micro_batch_limit,
-        fit=event.fit,
-        epochs=event.epochs,
-        epoch=min(event.initial_epoch + 1, event.epochs),
-        steps_per_epoch=event.steps_per_epoch,
-        global_batch_size=event.global_batch_size or state.global_batch_size,
-        micro_batch_size=event.micro_batch_size or state.micro_batch_size,
-        state_bytes=event.state_bytes or state.state_bytes,
-        profile_key=event.profile_key,
-    )
-
-
-def _same_model(state: JobState, event: ev.FitStarted) -> bool:
-    if event.profile_key is None:
-        return event.fit == state.fit or event.state_bytes == state.state_bytes
-    return event.profile_key == state.profile_key
 
 
 def _progressed(state: JobState, event: ev.Progressed) -> JobState:

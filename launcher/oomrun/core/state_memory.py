@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from oomrun.core import events as ev
 from oomrun.core import memory
+from oomrun.core.spec import OPTIMIZERS
 from oomrun.core.tally import Traced
 from oomrun.core.topology import HOST_ID
 
@@ -127,6 +128,37 @@ def out_of_memory(state: JobState, event: ev.OomOccurred) -> JobState:
     )
 
 
+def fit_started(state: JobState, event: ev.FitStarted) -> JobState:
+    """What is known of sizes is of one model."""
+    other = not _same_model(state, event)  # of which nothing is known yet
+    return replace(
+        state,
+        state="training",
+        measured={} if other else state.measured,
+        recorded={} if other else state.recorded,
+        predictions={} if other else state.predictions,
+        composition=None if other else state.composition,
+        micro_batch_failed=None if other else state.micro_batch_failed,
+        failed_by_rank={} if other else state.failed_by_rank,
+        micro_batch_limit=None if other else state.micro_batch_limit,
+        fit=event.fit,
+        epochs=event.epochs,
+        epoch=min(event.initial_epoch + 1, event.epochs),
+        steps_per_epoch=event.steps_per_epoch,
+        global_batch_size=event.global_batch_size or state.global_batch_size,
+        micro_batch_size=event.micro_batch_size or state.micro_batch_size,
+        state_bytes=event.state_bytes or state.state_bytes,
+        profile_key=event.profile_key,
+        in_loop=event.custom_loop,
+    )
+
+
+def _same_model(state: JobState, event: ev.FitStarted) -> bool:
+    if event.profile_key is None:
+        return event.fit == state.fit or event.state_bytes == state.state_bytes
+    return event.profile_key == state.profile_key
+
+
 def leak_found(state: JobState, event: ev.LeakFound) -> JobState:
     """What was in use between steps is not what a step needs."""
     if event.device == HOST_ID:
@@ -149,10 +181,14 @@ def levers_changed(state: JobState, event: ev.DecisionMade) -> JobState:
     levers = event.levers or ()
     taken_back = len(levers) < len(state.levers)
     failed = state.failed_before_lever if taken_back else None
+    slots = any(name in OPTIMIZERS for name in {*levers} ^ {*state.levers})
     return replace(
         state,
         levers=levers,
         levers_tried=state.levers_tried.union(levers),
+        optimizer=None,
+        state_bytes=None if slots else state.state_bytes,
+        composition=None if slots else state.composition,
         lever_attempt=0 if taken_back else event.attempt + 1,
         ran_before_lever=max(state.measured, default=0),
         failed_before_lever=state.micro_batch_failed,

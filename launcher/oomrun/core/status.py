@@ -160,11 +160,28 @@ def status_json(state: JobState) -> dict[str, Any]:
         "devices": [_device_json(device) for device in devices(state)],
         "breakdown": _breakdown(state),
         "checkpoint": asdict(state.checkpoint) if state.checkpoint else None,
+        "mirror": _mirror(state),
         "levers": list(levers.in_force(state)),
+        "optimizer": _optimizer(state),
         "left_out": left_out(state),
         "last_decision": state.last_decision,
         "notes": _notes(state),
     }
+
+
+def _mirror(state: JobState) -> dict[str, Any] | None:
+    """The newest copy of a checkpoint at the job's URL, and failures on the way."""
+    if state.mirrored is None and not state.mirror_failures:
+        return None
+    name, at = (state.mirrored.name, state.mirrored.at) if state.mirrored else ("", 0)
+    return {"name": name or None, "at": at or None, "failures": state.mirror_failures}
+
+
+def _optimizer(state: JobState) -> dict[str, Any] | None:
+    """What is in the place of the script's own, and the bytes of slots of both."""
+    found = state.optimizer
+    keys = ("lever", "model", "written", "used", "written_bytes", "used_bytes")
+    return {key: getattr(found, key) for key in keys} if found else None
 
 
 def left_out(state: JobState) -> list[str]:

@@ -172,6 +172,9 @@ def _heard_of(event: ev.Event) -> int | None:
             | ev.CheckpointRejected()
             | ev.Restored()
             | ev.FitEnded()
+            | ev.OptimizerReplaced()
+            | ev.CheckpointMirrored()
+            | ev.MirrorFailed()
         ):
             return 0  # only the first rank reports for all
         case _:

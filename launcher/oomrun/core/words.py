@@ -16,7 +16,9 @@ from oomrun.core.state import JobState
 from oomrun.core.status import oom_number, oom_report_path, planned_devices
 from oomrun.core.topology import HOST_ID
 
-__all__ = ["cut", "describe", "epoch_ended", "level", "one_line", "progress"]
+__all__ = [
+    "cut", "describe", "epoch_ended", "level", "one_line", "progress", "replaced",
+]  # fmt: skip
 
 _LONGEST = 500
 # Control characters, among them those that move a terminal's cursor or colour it, and
@@ -67,6 +69,8 @@ def _describe(event: ev.Event, state: JobState) -> str | None:
             return _leak(event)
         case ev.Probed():
             return _probed(event)
+        case ev.OptimizerReplaced():
+            return replaced(event)
         case ev.MicroBatchPlanned():
             return event.reason
         case ev.SharePlanned():
@@ -88,6 +92,21 @@ def _describe(event: ev.Event, state: JobState) -> str | None:
                 f"the checkpoint at step {event.step} could not be written, "
                 f"training goes on: {event.reason}"
             )
+        case ev.CheckpointMirrored():
+            return (
+                f"{event.name} is at checkpoint.dir: "
+                f"{units.format_bytes(event.size_bytes)} in "
+                f"{units.format_duration(event.duration_s)}"
+            )
+        case ev.MirrorFailed():
+            what = event.name or "what is there"
+            how = "copied to" if event.name else "read from"
+            return (
+                f"{what} could not be {how} checkpoint.dir, training goes on with "
+                f"the local disk alone: {event.reason}"
+            )
+        case ev.CheckpointsFetched():
+            return _fetched(event)
         case ev.CheckpointRejected():
             return f"checkpoint {event.name} is not used: {event.reason}"
         case ev.Restored():
@@ -117,6 +136,8 @@ def level(event: ev.Event) -> str:
             | ev.LeakFound()
             | ev.CheckpointFailed()
             | ev.CheckpointRejected()
+            | ev.OptimizerReplaced()
+            | ev.MirrorFailed()
         ):
             return "warning"
         case ev.ScriptEnded() if event.outcome == "raised":
@@ -145,6 +166,27 @@ def _leak(event: ev.LeakFound) -> str:
     if event.steps_left:
         text += f"it would run out in about {event.steps_left} steps, so "
     return text + "the worker saves and is started again"
+
+
+def _fetched(event: ev.CheckpointsFetched) -> str:
+    size = units.format_bytes(event.size_bytes)
+    took = units.format_duration(event.duration_s)
+    text = f"{', '.join(event.names) or 'nothing'} of {event.url} was copied here"
+    text += f": {size} in {took}" if event.names else ""
+    if event.rejected:
+        text += f"; torn or altered, and not used: {', '.join(event.rejected)}"
+    return text
+
+
+def replaced(event: ev.OptimizerReplaced) -> str:
+    """What is in place of what, and what that saves."""
+    now, before = map(units.format_bytes, (event.used_bytes, event.written_bytes))
+    saved = units.format_bytes(event.written_bytes - event.used_bytes)
+    return (
+        f"{event.model} is trained with {event.used} in the place of {event.written} "
+        f"(lever {event.lever}): {now} of slots instead of {before}, {saved} saved; "
+        "another model comes out"
+    )
 
 
 def _probed(event: ev.Probed) -> str:

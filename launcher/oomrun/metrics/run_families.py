@@ -213,4 +213,14 @@ RUN_FAMILIES: tuple[Family[JobState], ...] = (
         "oomrun_checkpoint_failures_total", "counter",
         "Checkpoints that could not be written.", _one(lambda s: s.checkpoint_failures),
     ),
+    Family(
+        "oomrun_checkpoint_mirror_last_success_timestamp_seconds", "gauge",
+        "When the newest checkpoint was complete at the URL, in seconds since 1970.",
+        _one(lambda s: s.mirrored.at if s.mirrored else None),
+    ),
+    Family(
+        "oomrun_checkpoint_mirror_failures_total", "counter",
+        "Checkpoints that could not be copied to the URL, or read from there.",
+        _one(lambda s: s.mirror_failures),
+    ),
 )  # fmt: skip

@@ -149,11 +149,12 @@ ALERTS = (
     ),
     Alert(
         name="OomrunCheckpointFailing", wait="0m", severity="critical",
-        expr="sum by (run) (increase(oomrun_checkpoint_failures_total[30m])) > 0",
+        expr="sum by (run) (increase(oomrun_checkpoint_failures_total[30m])) > 0 or "
+        "sum by (run) (increase(oomrun_checkpoint_mirror_failures_total[30m])) > 0",
         summary="{{ $labels.run }}: a checkpoint could not be written",
         action="Free space where checkpoints go (checkpoint.dir), or set "
-        "checkpoint.keep to 1. The run goes on meanwhile; the last whole checkpoint "
-        "stays.",
+        "checkpoint.keep to 1; where that is a URL, see that it can be reached. The "
+        "run goes on meanwhile; the last whole checkpoint stays.",
     ),
     Alert(
         name="OomrunRestartLoop", wait="0m", severity="warning",

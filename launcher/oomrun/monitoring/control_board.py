@@ -240,13 +240,21 @@ _RECOVERY = (
 _CHECKPOINTS = (
     Panel(
         title="Age of the newest checkpoint", type="stat", unit="s", width=6,
-        description="What is lost if the machine dies now.",
+        description="What is lost if the process dies now; of the copy at "
+        "checkpoint.dir, where that is a URL: if the machine does.",
         queries=(
             Query(
                 expr="time() - max by (run) "
                 f"(oomrun_checkpoint_last_success_timestamp_seconds{{{_RUN}}})",
                 instant=True,
                 legend="{{run}}",
+            ),
+            Query(
+                expr="time() - max by (run) "
+                "(oomrun_checkpoint_mirror_last_success_timestamp_seconds"
+                f"{{{_RUN}}})",
+                instant=True,
+                legend="{{run}}, copy",
             ),
         ),
         defaults={
@@ -277,6 +285,11 @@ _CHECKPOINTS = (
                 expr="round(sum by (run) (increase("
                 f"oomrun_checkpoint_failures_total{{{_RUN}}}[$__range])))",
                 legend="{{run}}",
+            ),
+            Query(
+                expr="round(sum by (run) (increase("
+                f"oomrun_checkpoint_mirror_failures_total{{{_RUN}}}[$__range])))",
+                legend="{{run}}, copies",
             ),
         ),
         defaults={"thresholds": thresholds((None, "green"), (1, "red"))},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from oomrun.core import events as ev
 from oomrun.core.memory import Peak
-from oomrun.worker import checkpointing, devices, remembering
+from oomrun.worker import checkpointing, devices, optimizers, remembering
 from oomrun.worker.engine import keeping, slicing, static
 from oomrun.worker.fit_call import FitCall
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from oomrun.worker.session import Session
 
 __all__ = [
-    "Window", "finite", "fit_started", "micro_batch_planned", "progressed",
-    "sizes_tried", "state_measured",
+    "Window", "finite", "fit_started", "micro_batch_planned", "optimizer_replaced",
+    "progressed", "sizes_tried", "state_measured",
 ]  # fmt: skip
 
 _PEAK_ROSE = 1.02
@@ -63,6 +63,7 @@ def fit_started(
             steps_per_epoch=call.iterator and call.iterator.num_batches,
             state_bytes=checkpointing.state_bytes(call.model),
             profile_key=key,
+            custom_loop=call.loop is not None,
         )
     )
     if key is not None:
@@ -110,6 +111,20 @@ def state_measured(
     )
     session.channel.send(seen)
     return seen
+
+
+def optimizer_replaced(session: Session, model: Any) -> None:
+    """Reports that a lever has given a model another optimizer, and what it saves."""
+    found = optimizers.replaced(model)
+    if found is not None:
+        session.channel.send(
+            ev.OptimizerReplaced(
+                at=time.time(),
+                attempt=session.launch.attempt,
+                fit=session.fit.number if session.fit else 0,
+                **found,
+            )
+        )
 
 
 def sizes_tried(

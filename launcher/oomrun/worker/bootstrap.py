@@ -54,7 +54,7 @@ def main() -> int:
         session.report_progress()
     if ended.outcome == "finished":
         session.script_finished()
-    session.store.wait()
+    session.store.finish()
     channel.send(ended)
     _flush()
     channel.close()

@@ -20,6 +20,7 @@ import tensorflow as tf
 from oomrun import checkpoints
 from oomrun.core import retention, units
 from oomrun.core.errors import CheckpointError
+from oomrun.worker import optimizers
 from oomrun.worker.encoding import Arrays, decode, encode
 from oomrun.worker.engine import keeping
 from oomrun.worker.engine.objects import Objects
@@ -28,6 +29,7 @@ __all__ = [
     "Writer",
     "claimed_fit",
     "load",
+    "restore",
     "restore_variables",
     "saved_variables",
     "state_bytes",
@@ -77,6 +79,47 @@ def restore_variables(variables: Sequence[Any], arrays: Arrays) -> None:
             )
     for index, variable in enumerate(variables):
         variable.assign(arrays[f"variable/{index}"])
+
+
+def restore(
+    model: Any,
+    state: Mapping[str, Any],
+    arrays: Arrays,
+    note: Callable[[str, str], None],
+    *,
+    whole: bool = False,
+) -> bool:
+    """Puts a model to where a checkpoint was written.
+
+    Args:
+        model: compiled.
+        state: the checkpoint's.
+        arrays: the checkpoint's.
+        note: tells a person something, once.
+        whole: the model has all of its variables. Where it lacks some that the
+            checkpoint has, it is not the one that was saved.
+
+    Returns:
+        Whether it was restored; always, where it is ``whole``.
+
+    Raises:
+        CheckpointError: the model has other variables than the one that was saved.
+    """
+    variables = training_variables(model)
+    if optimizers.other_in(state, model):
+        found = optimizers.carried_over(state, arrays, model, variables)
+        if found is not None:
+            arrays, left = found
+            note(
+                "optimizer-slots",
+                f"{state['name']} was written with another optimizer than the lever "
+                f"gives now: its slots ({units.format_bytes(left)}) are left behind; "
+                "weights, step, learning rate and position in the data go on",
+            )
+    if not whole and len(variables) != saved_variables(arrays):
+        return False
+    restore_variables(variables, arrays)
+    return True
 
 
 def _pack(encoded: Any, arrays: Arrays) -> dict[str, list[Any]]:

@@ -19,7 +19,7 @@ class FitCall:
         number: from 1, in the order of the script.
         fingerprint: what must be alike for a checkpoint to belong to this call.
         saved: state and arrays to go on from, None for a fresh start.
-        pending: arrays that wait for the first batch, since shapes alone did not tell
+        pending: the same, waiting for the first batch, since shapes alone did not tell
             which variables the model has.
         epoch, batches: epochs done, and batches done in the current one.
         entered: the batch at which the current epoch was entered, None if at its first.
@@ -33,7 +33,7 @@ class FitCall:
     epochs: int = 1
     initial_epoch: int = 0
     saved: tuple[dict[str, Any], Arrays] | None = None
-    pending: Arrays | None = None
+    pending: tuple[dict[str, Any], Arrays] | None = None
     iterator: Any = None
     callbacks: list[Any] = field(default_factory=list)
     epoch: int = 0

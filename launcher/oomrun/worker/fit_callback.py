@@ -102,11 +102,9 @@ class _EngineCallback(keras.callbacks.Callback):  # type: ignore[misc]
         # the checkpoint was written, and is in it.
         assert call.saved is not None
         state, arrays = call.saved
-        variables = checkpointing.training_variables(call.model)
-        if len(variables) == checkpointing.saved_variables(arrays):
-            checkpointing.restore_variables(variables, arrays)
-        else:
-            call.pending = arrays  # for the first batch, which completes the model
+        if not checkpointing.restore(call.model, state, arrays, self._session.note):
+            # For the first batch, which completes the model.
+            call.pending = state, arrays
         callback_state.restore(call.callbacks, state["callbacks"])
         self._random = state["random"]
         self._restored = True

@@ -24,6 +24,7 @@ from oomrun.worker import (
     checkpointing,
     fit_callback,
     measuring,
+    optimizers,
     randomness,
 )
 from oomrun.worker.engine import drawing, models, slicing
@@ -154,7 +155,8 @@ def _fingerprint(model: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     ]
     return {
         "model": type(model).__name__,
-        "optimizer": type(model.optimizer).__name__,
+        # A lever may have replaced it since the checkpoint was written.
+        "optimizer": type(optimizers.written(model.optimizer)).__name__,
         "batch_size": arguments["batch_size"],
         "epochs": arguments["epochs"],
         "steps_per_epoch": arguments["steps_per_epoch"],
@@ -183,13 +185,10 @@ def _replay(session: Session, call: FitCall, arguments: dict[str, Any]) -> Any:
         call.model._maybe_symbolic_build(iterator=iterator)
         iterator.reset()
     building.from_spec(call.model, iterator.element_spec)
-    saved = checkpointing.saved_variables(arrays)
-    if len(checkpointing.training_variables(call.model)) != saved:
+    if not checkpointing.restore(call.model, state, arrays, session.note):
         building.from_batch(call.model, slicing.as_tensors(iterator.peek()))
+        checkpointing.restore(call.model, state, arrays, session.note, whole=True)
     iterator.pass_epochs(len(state["result"]["epochs"]))
-    checkpointing.restore_variables(
-        checkpointing.training_variables(call.model), arrays
-    )
     randomness.restore(state["random"])
     history = keras.callbacks.History()
     history.set_model(call.model)

@@ -14,7 +14,8 @@ from typing import Any
 import keras
 from keras.src.trainers import trainer as keras_trainer
 
-from oomrun.worker import host_pipeline, recomputing
+from oomrun.core.spec import OPTIMIZERS
+from oomrun.worker import host_pipeline, optimizers, recomputing
 
 __all__ = ["pull"]
 
@@ -37,6 +38,8 @@ def pull(levers: Sequence[str], note: Callable[[str, str], None]) -> None:
         # The one that was pulled last.
         last = [lever for lever in levers if lever.startswith("xla_")][-1]
         _compile_with(last == "xla_on")
+    if any(name in levers for name in OPTIMIZERS):
+        optimizers.install(levers, note)
     if "recompute" in levers:
         recomputing.install(note)
     if "host_pipeline" in levers:

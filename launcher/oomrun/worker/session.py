@@ -359,7 +359,7 @@ class Session:
 
     def leave_stopped(self) -> NoReturn:
         """Ends the process since we were asked to; the checkpoint is complete."""
-        self.store.wait()
+        self.store.finish()
         self._send(
             ev.ScriptEnded, rank=self.launch.rank, outcome="stopped",
             exit_code=EXIT_STOPPED,

@@ -18,9 +18,10 @@ from oomrun import checkpoints, host
 from oomrun.core import events as ev
 from oomrun.core.errors import CheckpointError
 from oomrun.core.launch import Launch
-from oomrun.worker import checkpointing, pool
+from oomrun.worker import checkpointing, optimizers, pool
 from oomrun.worker.channel import Channel
 from oomrun.worker.encoding import Arrays
+from oomrun.worker.uploading import Uploads
 
 __all__ = ["ScriptChangedError", "Store"]
 
@@ -57,6 +58,9 @@ class Store:
         self._writes = launch.rank == 0
         if self._writes:
             checkpoints.remove_unfinished(self._folder)
+        self._uploads: Uploads | None = None
+        if self._writes and launch.checkpoint_url and not launch.measure:
+            self._uploads = Uploads(launch, channel.send)
 
     def find(
         self, fit: int, fingerprint: Mapping[str, Any]
@@ -125,7 +129,7 @@ class Store:
         """
         # The first worker, which waits for this one, may have saved the step already.
         if self._writes or (last and not (self._folder / name).exists()):
-            self._writer.save(name, model, *self._with_told(state, reason))
+            self._writer.save(name, model, *self._with_told(model, state, reason))
 
     def copy(
         self, name: str, model: Any, state: Mapping[str, Any], reason: str
@@ -133,10 +137,10 @@ class Store:
         """Copies everything now; the function returned writes it in the background."""
         if not self._writes:
             return _nothing
-        return self._writer.copy(name, model, *self._with_told(state, reason))
+        return self._writer.copy(name, model, *self._with_told(model, state, reason))
 
     def _with_told(
-        self, state: Mapping[str, Any], reason: str
+        self, model: Any, state: Mapping[str, Any], reason: str
     ) -> tuple[dict[str, Any], _Saved]:
         told = _Saved(
             step=state["step"],
@@ -144,7 +148,12 @@ class Store:
             epoch=state["epoch"] + 1,
             reason=reason,
         )
-        return {**state, "run": self._launch.run_id}, told
+        whole = {
+            **state,
+            "run": self._launch.run_id,
+            "optimizer": optimizers.in_use(model),
+        }
+        return whole, told
 
     def _room_behind(self, size: int) -> bool:
         """Whether variables may be copied while training goes on.
@@ -161,6 +170,12 @@ class Store:
         """Returns when nothing is being written any more."""
         self._writer.wait()
 
+    def finish(self) -> None:
+        """As ``wait``, and until copies are where they are to be."""
+        self.wait()
+        if self._uploads is not None:
+            self._uploads.wait(self._launch.checkpoint_timeout_s)
+
     def _written(
         self, name: str, size: int, seconds: float, blocked_s: float, told: _Saved
     ) -> None:
@@ -175,6 +190,8 @@ class Store:
             blocked_s=blocked_s,
             reason=told.reason,
         )
+        if self._uploads is not None:
+            self._uploads.put(name)
 
     def _failed(self, reason: str, told: _Saved) -> None:
         self._send(ev.CheckpointFailed, step=told.step, reason=reason)

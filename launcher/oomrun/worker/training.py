@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from oomrun.worker import building, caveats, checkpointing, measuring
+from oomrun.worker import announcing, building, caveats, checkpointing, measuring
 from oomrun.worker.engine import slicing, step
 from oomrun.worker.engine.separability import Separability
 from oomrun.worker.engine.shared_step import SharedStep
@@ -98,6 +98,7 @@ class TrainFunction:
             self._function.trace_for(self._spec(data))
             for note in caveats.of_variables(self._model):
                 self._session.note(*note)
+            announcing.optimizer_replaced(self._session, self._model)
         samples = slicing.batch_size(data)
         # Not in a train_on_batch, nor in a fit that a callback calls within another.
         in_fit = session.fit is not None and session.fit.model is self._model
@@ -185,9 +186,9 @@ class TrainFunction:
     def _restore_pending(self) -> None:
         call = self._session.fit
         if call is not None and call.model is self._model and call.pending is not None:
-            checkpointing.restore_variables(
-                checkpointing.training_variables(self._model), call.pending
-            )
+            state, arrays = call.pending
+            note = self._session.note
+            checkpointing.restore(self._model, state, arrays, note, whole=True)
             call.pending = None
 
     def _may_cut(self, data: Any) -> bool:

@@ -1,8 +1,8 @@
 """A job file's text -> ``JobSpec``, or every problem in it at once.
 
 Covers: putting the parts together (``document`` reads YAML, ``overrides`` puts
-``--set`` over it, ``reading`` checks each key, ``checks`` checks them together,
-``later`` refuses what this version cannot do) and making the spec.
+``--set`` over it, ``reading`` checks each key, ``checks`` checks them together) and
+making the spec.
 Does not cover: files. Whether the script is there is for the shell to see.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oomrun.core.errors import Problem, SpecError
-from oomrun.core.jobfile import checks, document, later, overrides, reading
+from oomrun.core.jobfile import checks, document, overrides, reading
 from oomrun.core.jobfile.document import decode
 from oomrun.core.jobfile.fields import JOB
 from oomrun.core.jobfile.nodes import Broken, Place, Scalar, Table, join
@@ -98,7 +98,6 @@ def examine(
     if root is not None:
         found = reading.read(root, JOB, environment)
         checks.check(found)
-        later.refuse(found)
     problems = _in_order(problems + found.problems, filename)
     return Examination(
         spec=None if problems else _spec(found),

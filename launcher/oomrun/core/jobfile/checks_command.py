@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from oomrun.core import command, levers
 from oomrun.core.jobfile.nodes import shorten
 from oomrun.core.jobfile.reading import Reading, nearest
+from oomrun.core.remote import is_remote
 
 # What only a worker of ours does; with a program that writes its own checkpoints the
 # keys would be ignored in silence.
@@ -26,6 +27,10 @@ def check(reading: Reading) -> None:
             wrong = "a command does this by itself, so the key would have no effect"
             problem = reading.keys[path].problem(path, wrong, "remove it")
             reading.problems.append(problem)
+    folder = reading.values.get("checkpoint.dir")
+    if isinstance(folder, str) and is_remote(folder):
+        wrong = "a command keeps its checkpoints by itself, in a folder of this machine"
+        reading.report("checkpoint.dir", wrong, "name a folder, or leave it out")
     for key, hint in (("levers", "use [micro_batch]"), ("pulled", "remove it")):
         listed = reading.values.get(f"recovery.{key}")
         for index, lever in enumerate(listed if isinstance(listed, tuple) else ()):

@@ -13,6 +13,7 @@ from oomrun.core.jobfile.nodes import Place
 from oomrun.core.jobfile.reading import Reading
 from oomrun.core.kubernetes_spec import JOB_FILE, WORKSPACE
 from oomrun.core.kubernetes_syntax import is_dns_1035
+from oomrun.core.remote import is_remote
 from oomrun.core.spec import IN_WORKERS, Bytes
 from oomrun.core.units import format_bytes
 
@@ -52,8 +53,12 @@ def check_for_cluster(
     """
     problems = []
     folder = values.get("checkpoint.dir")
-    if isinstance(folder, str) and not folder.startswith(WORKSPACE + "/"):
-        wrong = f"expected a folder below {WORKSPACE}, got {folder}"
+    there = isinstance(folder, str) and (
+        folder.startswith(WORKSPACE + "/")
+        or (is_remote(folder) and not folder.startswith("file:"))
+    )
+    if isinstance(folder, str) and not there:
+        wrong = f"expected a folder below {WORKSPACE} or a bucket, got {folder}"
         hint = "leave it out: checkpoints then go into the run directory there"
         problems.append(places["checkpoint.dir"].problem("checkpoint.dir", wrong, hint))
     pairs = values.get("env")

@@ -1,8 +1,7 @@
 """The keys of a job file, as one table.
 
 Whatever is said about a key anywhere (what it accepts, its default, the JSON Schema,
-``docs/job-file.md``) is said here once. Features that this version refuses are here
-too, since they are type-checked all the same; ``later`` says which those are.
+``docs/job-file.md``) is said here once.
 """
 
 from oomrun.core.jobfile import values

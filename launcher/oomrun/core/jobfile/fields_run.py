@@ -58,6 +58,9 @@ RECOVERY = Section(
                     "xla_off",
                     "host_pipeline",
                     "fewer_devices",
+                    "optimizer_adafactor",
+                    "optimizer_lion",
+                    "optimizer_sgd",
                 ),
                 unique=True,
             ),
@@ -73,7 +76,10 @@ RECOVERY = Section(
                 "`xla_on`, `xla_off`: whether XLA compiles the step. `host_pipeline`: "
                 "data are made one batch ahead and no more. `fewer_devices`: a device "
                 "on which not even one sample fits is left out, wherever it is listed, "
-                "and the others do its share; the numbers stay. See "
+                "and the others do its share; the numbers stay. "
+                "`optimizer_adafactor`, `optimizer_lion`, `optimizer_sgd`: on one "
+                "device, models are compiled with that optimizer, which keeps less "
+                "for each weight; another model comes out. See "
                 "[recipes](recipes.md#more-than-the-micro-batch)."
             ),
             default=["micro_batch"],
@@ -148,9 +154,17 @@ CHECKPOINT = Section(
             about=(
                 "The folder for checkpoints, relative to the folder of the job file. "
                 "Without it they go into the run directory. Variables are expanded, "
-                "and `{name}` becomes the job's name."
+                "and `{name}` becomes the job's name. With a URL that TensorFlow's "
+                "file layer knows (`gs://`, `file://`; with tensorflow-io `s3://`, "
+                "`hdfs://`, `viewfs://`, `har://`, `az://`) they go into the run "
+                "directory, and a copy of each to the URL; a run that has none here "
+                "goes on from there. See [recipes](recipes.md#checkpoints-in-a-bucket)."
             ),
-            examples=("runs/{name}", "${SCRATCH:-/tmp}/{name}"),
+            examples=(
+                "runs/{name}",
+                "${SCRATCH:-/tmp}/{name}",
+                "gs://bucket/{name}",
+            ),
         ),
         Field(
             key="every",

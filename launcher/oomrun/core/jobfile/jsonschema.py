@@ -1,7 +1,7 @@
 """The job file as JSON Schema (draft 2020-12), for editors.
 
-Printed from the table of keys. It knows types, ranges, known keys, and what this
-version refuses; it does not know how keys go together, which ``validate`` does.
+Printed from the table of keys. It knows types, ranges and known keys; it does not know
+how keys go together, which ``validate`` does.
 """
 
 from oomrun.core.jobfile.fields import JOB
@@ -15,10 +15,8 @@ from oomrun.core.jobfile.kinds import (
     OneOf,
     Section,
 )
-from oomrun.core.jobfile.later import LATER, VERSION
 from oomrun.core.jobfile.nodes import join
-
-_LATER = {later.path: later for later in LATER}
+from oomrun.core.jobfile.version import VERSION
 
 
 def schema() -> dict[str, Json]:
@@ -39,13 +37,6 @@ def _field(field: Field, path: str) -> dict[str, Json]:
         result["default"] = field.default
     if field.examples:
         result["examples"] = list(field.examples)
-    later = _LATER.get(path)
-    if later is not None:
-        result["not"] = later.refused
-        about = later.about.replace("`", "")
-        result["description"] = (
-            f"{result['description']} Not in oomrun {VERSION} yet: {about}"
-        )
     return result
 
 

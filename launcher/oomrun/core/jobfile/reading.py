@@ -1,7 +1,7 @@
 """Located nodes against the table of keys -> values by path, and problems.
 
 Covers: unknown and missing keys, types, ranges, traps, variables; every key by itself.
-Does not cover: how keys go together (``checks``), what comes later (``later``).
+Does not cover: how keys go together (``checks``).
 """
 
 from collections.abc import Iterable, Mapping

@@ -18,9 +18,9 @@ from oomrun.core.jobfile.kinds import (
     Section,
     Text,
 )
-from oomrun.core.jobfile.later import LATER, VERSION
 from oomrun.core.jobfile.nodes import join
 from oomrun.core.jobfile.scalars import meaning
+from oomrun.core.jobfile.version import VERSION
 
 _HEAD = f"""\
 # The job file
@@ -37,8 +37,7 @@ script: train.py
 
 `oomrun validate job.yaml` checks a file and reports everything that is wrong with it
 at once. `oomrun schema` prints JSON Schema for editors. `oomrun init train.py` writes
-a file to start from. This page is for oomrun {VERSION}; what that can read but not do
-yet is refused by name.
+a file to start from. This page is for oomrun {VERSION}.
 
 ## How values are written
 
@@ -61,7 +60,7 @@ yet is refused by name.
 
 def reference_markdown() -> str:
     """The text of ``docs/job-file.md``."""
-    return "\n".join([_HEAD, *_section(JOB, ""), *_later()])
+    return "\n".join([_HEAD, *_section(JOB, "")])
 
 
 def _section(section: Section, path: str) -> Iterator[str]:
@@ -78,9 +77,6 @@ def _field(field: Field, path: str) -> Iterator[str]:
     else:
         yield f"- Type: {_words(field.kind)}"
         yield f"- Default: {_default(field)}"
-    for later in LATER:
-        if later.path == path:
-            yield f"- **Not in this version:** {later.about} Instead: {later.instead}."
     yield ""
     if field.examples:
         yield "```yaml"
@@ -111,15 +107,6 @@ def _default(field: Field) -> str:
     if isinstance(field.default, Missing):
         return "not set"
     return f"`{flow(field.default)}`"
-
-
-def _later() -> Iterator[str]:
-    yield "## Not in this version\n"
-    yield f"oomrun {VERSION} checks these and then refuses them by name.\n"
-    yield "| key | what | instead |\n|---|---|---|"
-    for later in LATER:
-        yield f"| `{later.path}` | {later.about} | {later.instead} |"
-    yield ""
 
 
 def example_yaml(path: str, value: Json) -> str:

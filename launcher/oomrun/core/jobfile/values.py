@@ -6,7 +6,7 @@ JSON Schema. A check raises ValueError with a hint (or none) for the user.
 
 import re
 
-from oomrun.core import units
+from oomrun.core import remote, units
 from oomrun.core.host_names import HOST_PATTERN
 from oomrun.core.jobfile.kinds import Text
 from oomrun.core.spec import Bytes, EverySeconds, EverySteps, Listen, Share
@@ -52,6 +52,12 @@ def _path(text: str) -> str:
         raise ValueError("")
     if any(ord(letter) < 32 for letter in text):
         raise ValueError("it has a line break or a control character in it")
+    return text
+
+
+def _folder(text: str) -> str:
+    if remote.is_remote(_path(text)):
+        remote.check(text)
     return text
 
 
@@ -133,7 +139,12 @@ NAME = Text(
     longest=63,
 )
 PATH = Text(words="a path", check=_path)
-FOLDER = Text(words="a folder", check=_path, expands=True)
+FOLDER = Text(
+    words="a folder, or a URL such as gs://bucket/folder",
+    check=_folder,
+    pattern=remote.PATTERN,
+    expands=True,
+)
 MODULE = Text(
     words="a module such as package.train", check=_module, pattern=_MODULE_PATTERN
 )
