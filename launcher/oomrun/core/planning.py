@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from oomrun.core import batch, command, levers, memory, topology
+from oomrun.core import batch, command, command_notes, levers, memory, topology
 from oomrun.core.errors import InfeasiblePlanError
 from oomrun.core.plan import DevicePlan, Plan
 from oomrun.core.recorded import Recorded
 from oomrun.core.spec import (
-    AUTO,
     AtMost,
     Auto,
     Bytes,
