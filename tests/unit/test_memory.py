@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from oomrun.core.allocations import Recording
 from oomrun.core.memory import MemoryModel
 from oomrun.core.probing import Asked, NothingFits, Settled, Try, next_step
+from oomrun.core.recorded import Recorded
 
 MIB = 2**20
 
@@ -179,3 +181,23 @@ def test_the_users_own_bound_holds() -> None:
     step = next_step(model(static={256: 40 * MIB}), asked(at_most=16))
     assert isinstance(step, Settled)
     assert step.size == 16
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_what_is_counted_of_a_recorded_size_is_what_was_seen_of_it(
+    in_order: bool,
+) -> None:
+    step = Recording(
+        size=31, held_bytes=10 * MIB, early=0, requests=(31 * MIB,), moves=(0, ~0),
+        telling=True,
+    )  # fmt: skip
+    recorded = Recorded(pools={31: 41 * MIB}, best=step, pool_bytes=100 * MIB)
+    known = model(measured={31: 44 * MIB}, recorded=recorded, in_order=in_order)
+    seen, larger = known.counted(31, 100 * MIB), known.counted(62, 100 * MIB)
+    assert seen is not None
+    assert larger is not None
+    assert seen.bytes == 44 * MIB
+    # More than half of what is free is handed out whole, and near the limit all may be.
+    assert larger.bytes == larger.high_bytes == 100 * MIB
+    assert known.needed == {31: 41 * MIB}
+    assert known.largest_within(80 * MIB, 200) in range(55, 70)

@@ -180,7 +180,7 @@ class MemoryModel:
         likely, high = peak.bytes, peak.high_bytes
         handed_out = self.recorded.handed_out(micro_batch_size)
         if handed_out is not None:
-            likely = max(handed_out, self.measured.get(micro_batch_size, 0))
+            likely = self.measured.get(micro_batch_size, handed_out)
             high = max(high, likely)
         ran = min((m for m in self.measured if m >= micro_batch_size), default=0)
         above = self.measured.get(ran, 0)
@@ -189,7 +189,8 @@ class MemoryModel:
             # all that are smaller.
             high = above
             likely = above if micro_batch_size >= _CLOSE * ran else likely
-        if limit_bytes is not None and self.in_order and high * _NEARLY >= limit_bytes:
+        told = self.in_order or handed_out is not None
+        if limit_bytes is not None and told and high * _NEARLY >= limit_bytes:
             high = max(high, limit_bytes)
         return Peak(bytes=likely, high_bytes=high)
 

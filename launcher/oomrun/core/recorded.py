@@ -19,7 +19,7 @@ __all__ = ["AS_IT_HAPPENS", "IN_ORDER", "OF_ANOTHER_TRACE", "Recorded"]
 #: How far the upper end lies above the most likely value, as a fraction of it: of the
 #: function that trains, with its operations in one order, or as the executor happens to
 #: run them; of another trace of it, which may have another order.
-IN_ORDER, AS_IT_HAPPENS, OF_ANOTHER_TRACE = 0.02, 0.05, 0.1
+IN_ORDER, AS_IT_HAPPENS, OF_ANOTHER_TRACE = 0.02, 0.08, 0.1
 #: And for each byte between a size that ran and another one: the workspace of
 #: convolutions, say, grows in steps.
 _RISE = 0.1
@@ -88,7 +88,7 @@ class Recorded:
         then = allocations.at_size(self.best, size)
         most = int(self.pool_bytes * _OF_POOL)
         return (
-            allocations.needed_bytes(then) <= budget_bytes
+            allocations.needed_bytes(then) * (1 + self.spread) <= budget_bytes
             and self._pool_within(size, most, self.best)
             and allocations.fits_wherever(then, most)
         )
