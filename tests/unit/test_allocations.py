@@ -70,22 +70,23 @@ def test_a_hole_that_is_too_small_is_of_no_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "lengths", "below", "size"),
+    ("wanted", "rows", "lengths", "below", "size"),
     [
-        (64, (), 0.8, 61),
-        (61, (), 0.8, 61),
-        (64, (61 * 7,), 0.8, 59),
-        (64, (61 * 7, 59), 0.9, None),
-        (4, (), 0.0, None),
-        (12, (), 0.95, None),
-        (12, (), 0.8, 11),
-        (13, (26, 5), 1.0, None),
+        (64, 256, (), 0.8, 61),
+        (61, 256, (), 0.8, 61),
+        (64, 256, (61 * 7,), 0.8, 59),
+        (64, 256, (61 * 7, 59), 0.9, None),
+        (4, 16, (), 0.0, None),
+        (12, 48, (), 0.95, None),
+        (12, 48, (), 0.8, 11),
+        (13, 13, (26, 5), 1.0, None),
+        (683, 2048, (), 0.9, 677),  # 2048 leaves 682 of 683
     ],
 )
 def test_a_telling_size_is_a_prime_that_divides_no_weight(
-    wanted: int, lengths: tuple[int, ...], below: float, size: int | None
+    wanted: int, rows: int, lengths: tuple[int, ...], below: float, size: int | None
 ) -> None:
-    assert allocations.telling_size(wanted, lengths, below) == size
+    assert allocations.telling_size(wanted, rows, lengths, below) == size
 
 
 def test_only_what_has_the_rows_of_a_pass_grows_with_it() -> None:

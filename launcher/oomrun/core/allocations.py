@@ -31,6 +31,8 @@ _NEAR = 0.003
 _ROOMY = 3
 #: Smaller primes divide too much.
 _LEAST_PRIME = 5
+#: The last pass of a batch does not decide if it has no more than this share of a pass.
+_LAST_PASS = 0.6
 #: Where in the free part of a pool a batch of the data may lie.
 _PLACES = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9)
 
@@ -59,11 +61,18 @@ class Recording:
     batch_bytes: int = 0
 
 
-def telling_size(wanted: int, lengths: Iterable[int], below: float = 0.0) -> int | None:
+def telling_size(
+    wanted: int, rows: int, lengths: Iterable[int], below: float = 0.0
+) -> int | None:
     """The next smaller prime that none of ``lengths`` is a multiple of.
+
+    The last pass over a batch has the rows that are left. If they are nearly as many as
+    the others have, its tensors decide too, and are no multiples: such a size tells
+    nothing.
 
     Args:
         wanted: samples of a pass.
+        rows: of the batch.
         lengths: numbers of elements of what does not grow with the pass: weights.
         below: the least that is good enough, as a share of what is wanted.
 
@@ -74,6 +83,8 @@ def telling_size(wanted: int, lengths: Iterable[int], below: float = 0.0) -> int
     least = max(_LEAST_PRIME, math.ceil(wanted * below))
     for size in range(wanted, least - 1, -1):
         prime = all(size % divisor for divisor in range(2, int(size**0.5) + 1))
+        if rows % size > size * _LAST_PASS:
+            continue
         if prime and all(length % size for length in lengths):
             return size
     return None

@@ -287,7 +287,7 @@ class Prober:
                 for _ in range(steps - 1):
                     take()
                 # The first ones make what the later ones find.
-                pool_bytes = self._recordings.take(take, size, more)
+                pool_bytes = self._recordings.take(take, rows, size, more)
             except tf.errors.ResourceExhaustedError as error:
                 message = str(error)
                 if function.lost:

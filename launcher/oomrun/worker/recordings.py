@@ -83,17 +83,20 @@ class Recordings:
         if self._allocator is None or wanted >= samples:
             return wanted
         below = _BELOW if self.best is None else _BELOW_AGAIN
-        return allocations.telling_size(wanted, self._lengths, below) or wanted
+        return allocations.telling_size(wanted, samples, self._lengths, below) or wanted
 
     def forget(self) -> None:
         """They were of smaller samples than those to come."""
         self.best, self._pools = None, {}
 
-    def take(self, step: Callable[[], Any], size: int, more: int) -> int | None:
+    def take(
+        self, step: Callable[[], Any], rows: int, size: int, more: int
+    ) -> int | None:
         """Takes a step, recorded where that can be.
 
         Args:
             step: takes it.
+            rows: of its batch.
             size: samples of a pass.
             more: bytes that the steps to come hold beside what this one does.
 
@@ -105,7 +108,7 @@ class Recordings:
             step()
             return None
         memory, *_ = devices.read_memory(self._plan)
-        telling = allocations.telling_size(size, self._lengths, 1.0) == size
+        telling = allocations.telling_size(size, rows, self._lengths, 1.0) == size
         found = recording.record(
             step,
             size,
