@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import psutil
+import scripts_alone
 
 from oomrun import journal
 from oomrun.core import events as ev
@@ -23,6 +24,8 @@ from oomrun.rundir import RunDir
 
 NAME = "small"
 OOMRUN = (sys.executable, "-m", "oomrun")
+# What oomrun sets for a CPU device with a limit; other kernels round differently.
+PLAIN = {"TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": "-1"}
 METRICS = 'metrics: {listen: "127.0.0.1:0"}\n'
 
 E = TypeVar("E", bound=ev.Event)
@@ -97,7 +100,8 @@ class Job:
         """For the message of a failed assertion."""
         logs = sorted(self.run_dir.path.glob("attempts/*/*.log"))
         texts = [f"--- {path}\n{path.read_text()[-3000:]}" for path in logs]
-        return "\n".join([self.said()[-3000:], *texts])
+        said = self.said()[-3000:] if (self.folder / "said").exists() else ""
+        return "\n".join([said, *texts])
 
     def status(self) -> dict[str, Any]:
         """``oomrun status RUN_DIR --json``."""
@@ -181,19 +185,9 @@ def python(
     script: Path, *args: str, cwd: Path, env: Mapping[str, str] | None = None
 ) -> None:
     """``python train.py``, as it is without oomrun."""
-    settings = environment(env)
-    # What oomrun sets for a CPU device with a limit; other kernels round differently.
-    settings["TF_ENABLE_ONEDNN_OPTS"] = "0"
-    settings["CUDA_VISIBLE_DEVICES"] = "-1"
-    done = subprocess.run(
-        [sys.executable, str(script), *args],
-        cwd=cwd,
-        env=settings,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    assert done.returncode == 0, done.stdout
+    settings = {**environment(env), **PLAIN}
+    code, printed = scripts_alone.run(script, args, cwd, settings)
+    assert code == 0, printed
 
 
 def arrays(path: Path) -> list[np.ndarray[Any, Any]]:

@@ -46,7 +46,15 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("env", [{}, {"LEAVE": "1"}, {"TOGETHER": "3"}])
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"LEAVE": "1"},
+        {"TOGETHER": "3"},
+        # The others' own is all that is special in them.
+        pytest.param({}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_script_that_catches_everything_is_stopped_and_resumed(
     tmp_path: Path, env: dict[str, str]
 ) -> None:

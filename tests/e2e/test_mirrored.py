@@ -6,30 +6,22 @@ from pathlib import Path
 
 import jobs
 import pytest
+import several_workers
 import wide_model
 
 from oomrun.core import events as ev
 
-# 250 samples: 96, 96 and 58, which is no multiple of anything.
-SCRIPT = """
-import os, sys, time
-import keras, numpy as np
-keras.config.set_floatx("float64")
-keras.utils.set_random_seed(3)
-random = np.random.default_rng(0)
-x = random.normal(size=(250, 24))
-y = np.sin(x @ random.normal(size=(24, 1)))
+SCRIPT = (
+    several_workers.START
+    + """
 model = keras.Sequential([
     keras.Input((24,)),
     keras.layers.Dense(64, "tanh", kernel_regularizer="l2"),
     keras.layers.Dense(1),
 ])
 model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-class Slow(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        time.sleep(float(os.environ.get("SLOW", "0")))
 history = model.fit(
-    x, y, batch_size=96, epochs=int(sys.argv[1]), verbose=0, callbacks=[Slow()],
+    x, y, batch_size=96, epochs=int(sys.argv[1]), verbose=0,
     validation_data=(x[:50], y[:50]),
 ).history
 values = [np.asarray(history[name]) for name in sorted(history)]
@@ -37,6 +29,7 @@ values += [model.predict(x, batch_size=70, verbose=0)]
 values += model.evaluate(x, y, batch_size=70, verbose=0)
 np.savez("weights.npz", *model.get_weights(), *model.optimizer.variables, *values)
 """
+)
 
 
 def job(folder: Path, more: str, epochs: int = 3) -> jobs.Job:
@@ -47,14 +40,7 @@ def job(folder: Path, more: str, epochs: int = 3) -> jobs.Job:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What plain Keras comes to."""
     folder = tmp_path_factory.mktemp("plain")
-    (folder / "train.py").write_text(SCRIPT)
-    jobs.python(folder / "train.py", "3", cwd=folder)
-    return folder / "weights.npz"
-
-
-def shares(run: jobs.Job) -> list[tuple[str, int, int]]:
-    planned = run.events(ev.SharePlanned)
-    return [(s.device, s.share, s.micro_batch_size) for s in planned]
+    return several_workers.alone(folder, SCRIPT, "3", name="weights.npz")
 
 
 @pytest.mark.slow
@@ -66,7 +52,8 @@ def test_three_devices_in_passes(tmp_path: Path, plain: Path) -> None:
     run = job(tmp_path, more)
     assert run.run() == 0, run.everything()
     assert jobs.distance(tmp_path / "weights.npz", plain) < 1e-10, run.everything()
-    assert shares(run) == [("cpu:0", 32, 16), ("cpu:1", 32, 16), ("cpu:2", 32, 16)]
+    for device in ("cpu:0", "cpu:1", "cpu:2"):
+        assert several_workers.shares(run, device) == [(32, 16)]
 
 
 # In the second epoch a neighbour takes all but 40 MiB of what the two devices have
@@ -102,8 +89,7 @@ def test_the_device_that_runs_out_of_memory_makes_smaller_passes(
     for oom in ooms:
         assert oom.micro_batch_size == sizes[oom.device]
         sizes[oom.device] //= 2
-    last = {device: (share, size) for device, share, size in shares(run)}
-    assert last == {device: (48, size) for device, size in sizes.items()}
-    (plain := tmp_path / "plain").mkdir()
-    jobs.python(tmp_path / "train.py", cwd=plain)
-    assert jobs.distance(tmp_path / "weights.npz", plain / "weights.npz") < 1e-10
+    for device, size in sizes.items():
+        assert several_workers.shares(run, device)[-1] == (48, size)
+    plain = several_workers.alone(tmp_path / "plain", LARGE, name="weights.npz")
+    assert jobs.distance(tmp_path / "weights.npz", plain) < 1e-10

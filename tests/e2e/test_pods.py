@@ -12,11 +12,11 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import jobs
 import pytest
+import several_workers
 
 from oomrun.cli import main
 from oomrun.core import events as ev
@@ -24,25 +24,17 @@ from oomrun.kubernetes import submission
 from oomrun.stops import STOPPED_EXIT_CODE
 from pods import Pod
 
-SCRIPT = """
-import os, time
-import keras, numpy as np
-keras.config.set_floatx("float64")
-keras.utils.set_random_seed(3)
-random = np.random.default_rng(0)
-x = random.normal(size=(250, 24))
-y = np.sin(x @ random.normal(size=(24, 1)))
+SCRIPT = (
+    several_workers.START
+    + """
 model = keras.Sequential([
     keras.Input((24,)), keras.layers.Dense(64, "tanh"), keras.layers.Dense(1),
 ])
 model.compile(keras.optimizers.Adam(0.01), "mse")
-class Slow(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        time.sleep(float(os.environ.get("SLOW", "0")))
-model.fit(x, y, batch_size=96, epochs=3, verbose=0, callbacks=[Slow()])
-rank = os.environ.get("OOMRUN_RANK", "0")
+model.fit(x, y, batch_size=96, epochs=3, verbose=0, callbacks=[slow])
 np.savez(f"weights-{rank}.npz", *model.get_weights())
 """
+)
 JOB = """\
 name: small
 script: train.py
@@ -88,9 +80,6 @@ class Pods:
         logs = sorted(self.run.run_dir.path.glob("attempts/*/*.log"))
         return said + "".join(f"--- {p}\n{p.read_text()[-3000:]}" for p in logs)
 
-    def weights(self) -> list[Path]:
-        return [self.folder / "volume" / f"weights-{rank}.npz" for rank in (0, 1)]
-
 
 @pytest.fixture
 def pods(
@@ -126,18 +115,9 @@ def pods(
             process.wait()
 
 
-@contextmanager
-def plain(folder: Path) -> Iterator[Path]:
-    """What plain Keras comes to."""
-    (folder / "plain").mkdir()
-    jobs.python(folder / "train.py", cwd=folder / "plain")
-    yield folder / "plain" / "weights-0.npz"
-
-
 def trained_as_one(pods: Pods) -> None:
-    with plain(pods.folder) as expected:
-        assert jobs.identical(*pods.weights())
-        assert jobs.distance(pods.weights()[0], expected) < 1e-10, pods.everything()
+    plain = several_workers.alone(pods.folder / "plain", SCRIPT)
+    several_workers.trained_as_one(pods.run, plain, 2)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ tf.config.threading.set_inter_op_parallelism_threads(1)
 keras.backend.set_floatx("float64")
 keras.utils.set_random_seed(7)
 rng = np.random.default_rng(0)
-x = rng.normal(size=(1280, 8, 8, 1))
-y = rng.integers(0, 4, size=1280)
+x = rng.normal(size=(1024, 8, 8, 1))
+y = rng.integers(0, 4, size=1024)
 
 class Hog(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
@@ -89,7 +89,7 @@ def test_training_and_validation_each_shrink_their_own_passes(tmp_path: Path) ->
     assert "limit    240MiB" in report
     assert "micro-batch 256 -> 128 x 2 (global 256)" in report
     assert "{micro: {max: 128}}" in report
-    assert (status["step"], status["samples"]) == (10, 2560)
+    assert (status["step"], status["samples"]) == (8, 2048)
     jobs.python(job.folder / "train.py", cwd=tmp_path)
     # The history too: losses and metrics of training and validation.
     found, wanted = job.folder / "weights.npz", tmp_path / "weights.npz"
@@ -133,7 +133,7 @@ def test_without_recovery_in_process_a_restart_loses_no_step(tmp_path: Path) -> 
         "hang": 0,
         "leak": 0,
     }
-    assert (status["attempts"], status["samples"]) == (2, 2560)
+    assert (status["attempts"], status["samples"]) == (2, 2048)
     jobs.python(job.folder / "train.py", cwd=tmp_path)
     found, wanted = job.folder / "weights.npz", tmp_path / "weights.npz"
     assert jobs.distance(found, wanted) <= 1e-10
@@ -268,7 +268,7 @@ class Killed(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         marker = f"killed-{self.name}"
         if (
-            "KILLED" in os.environ
+            self.name in os.environ.get("KILLED", "").split()
             and (self.epoch, batch) == self.at
             and not os.path.exists(marker)
         ):
@@ -314,7 +314,8 @@ def test_a_script_with_three_fits_goes_on_in_the_one_that_was_killed(
     tmp_path: Path,
 ) -> None:
     job = jobs.make(tmp_path / "job", TWO_FITS, EVERY_TWO)
-    assert job.run(env={"SEEDED": "1", "KILLED": "1"}) == 0, job.everything()
+    killed = "first second third"
+    assert job.run(env={"SEEDED": "1", "KILLED": killed}) == 0, job.everything()
     assert {p.name for p in job.folder.glob("killed-*")} == {
         "killed-first", "killed-second", "killed-third",
     }  # fmt: skip
@@ -336,8 +337,8 @@ def test_a_script_with_three_fits_goes_on_in_the_one_that_was_killed(
 def test_an_unseeded_script_sees_every_sample_once_an_epoch(tmp_path: Path) -> None:
     job = jobs.make(tmp_path, TWO_FITS, EVERY_TWO)
     # The script itself counts, and fails where a sample was left out or seen twice.
-    assert job.run(env={"KILLED": "1"}) == 0, job.everything()
-    assert job.status()["restarts"]["crash"] == 3
+    assert job.run(env={"KILLED": "first second"}) == 0, job.everything()
+    assert job.status()["restarts"]["crash"] == 2
     notes = [note.code for note in job.events(ev.Noted)]
     assert "data-not-repeated" not in notes
 
@@ -352,11 +353,13 @@ def test_an_unseeded_script_sees_every_sample_once_an_epoch(tmp_path: Path) -> N
 def test_a_script_that_fails_by_itself_is_not_tried_again(
     tmp_path: Path, line: str, said: str
 ) -> None:
-    job = jobs.make(tmp_path, f"print('begun')\n{line}\n", LIMITED)
+    # Whatever we keep from the garbage collector, the script has it.
+    begun = "import gc; print('begun', gc.isenabled(), gc.get_freeze_count() > 0)"
+    job = jobs.make(tmp_path, f"{begun}\n{line}\n", LIMITED)
     assert job.run() == 1
     assert said in job.said()
     assert job.status()["attempts"] == 1
-    assert job.log(1).count("begun") == 1
+    assert job.log(1).count("begun") == job.log(1).count("begun True True") == 1
     # The script's own traceback, without our frames in it.
     assert "oomrun/worker" not in job.log(1)
 

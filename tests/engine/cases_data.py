@@ -221,7 +221,7 @@ def ragged_unequal(folder: Path) -> Any:
     return fit(model, data.ragged_batch(BATCH)), model
 
 
-@row("variable-length batches (`padded_batch`)")
+@row("variable-length batches (`padded_batch`)", slow=True)
 def padded(folder: Path) -> Any:
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 9, size=COUNT)

@@ -55,7 +55,7 @@ def jit_uncut(folder: Path) -> Any:
     return fit(model, *regression(), validation_split=0.3), model
 
 
-@row("`jit_compile=False`")
+@row("`jit_compile=False`", slow=True)
 def jit_off(folder: Path) -> Any:
     model = compiled("adam", metrics=["mae"], jit_compile=False)
     return fit(model, *regression()), model

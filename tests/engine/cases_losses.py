@@ -128,7 +128,7 @@ def reduction_default(folder: Path) -> Any:
     return _reduced("sum_over_batch_size", masked=False)
 
 
-@row("reduction `sum`")
+@row("reduction `sum`", slow=True)
 def reduction_sum(folder: Path) -> Any:
     return _reduced("sum", masked=False)
 
@@ -138,7 +138,7 @@ def reduction_mean(folder: Path) -> Any:
     return _reduced("mean", masked=False)
 
 
-@row("reduction `mean_with_sample_weight`")
+@row("reduction `mean_with_sample_weight`", slow=True)
 def reduction_weighted(folder: Path) -> Any:
     return _reduced("mean_with_sample_weight", masked=False)
 
@@ -178,7 +178,7 @@ def masked_sum(folder: Path) -> Any:
     return _reduced("sum", masked=True)
 
 
-@row("masks: reduction `mean_with_sample_weight`")
+@row("masks: reduction `mean_with_sample_weight`", slow=True)
 def masked_weighted(folder: Path) -> Any:
     return _reduced("mean_with_sample_weight", masked=True)
 

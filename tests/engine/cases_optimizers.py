@@ -19,7 +19,7 @@ def _trained(optimizer: Any) -> Any:
     return fit(model, *regression()), model
 
 
-@row("SGD")
+@row("SGD", slow=True)
 def sgd(folder: Path) -> Any:
     return _trained(optimizers.SGD(0.1))
 

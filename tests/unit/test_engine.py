@@ -347,8 +347,23 @@ for _reduction in (
         )
 
 
+# Rows of the compatibility table that are not slow train with these, too, by `fit`.
+ROWS_TOO = frozenset(
+    {
+        "cnn", "lstm", "mask and sample weight", "weights for each output", "frozen",
+        "clipnorm", "EMA", "eager",
+    }
+)  # fmt: skip
+
+
 @pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ROWS_TOO else ())
+        for name in CASES
+    ],
+)
 def test_a_step_whole_or_split_is_the_step_of_keras(name: str) -> None:
     case = CASES[name]
     wanted, wanted_logs = plain(case.make, case.data)
