@@ -11,8 +11,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from oomrun.worker.engine import keeping
+from oomrun.worker.engine import keeping, reading
 
 SHAPES = [(), (0,), (1,), (7, 3), (3, 0, 2), (1_000_003,), (17, 70_001)]
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int64", "uint8", "bool"]
@@ -37,6 +38,22 @@ def same(copies: list[Any], values: list[Any]) -> None:
 def test_all_that_a_variable_may_be(dtype: str) -> None:
     made = variables(SHAPES, dtype)
     same(keeping.host_copies(made), [np.asarray(v.numpy()) for v in made])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool"])
+@pytest.mark.parametrize("shape", [(), (3,), (1024, 512)])
+def test_a_variable_of_keras_s_is_copied_as_one_of_tensorflow_s(
+    dtype: str, shape: tuple[int, ...]
+) -> None:
+    given = keras.Variable(tf.ones(shape, dtype), dtype=dtype)
+    wanted = np.asarray(given.numpy())
+    for found in (
+        keeping.host_copy(given),
+        *keeping.host_copies([given]),
+        *map(reading.as_array, reading.references([given])),
+    ):
+        assert (found.dtype, found.shape) == (wanted.dtype, shape)
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_a_copy_stays_as_it_was() -> None:
