@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import psutil
-import scripts_alone
 
+from e2e import scripts_alone
 from oomrun import journal
 from oomrun.core import events as ev
 from oomrun.core.launch import RUN_TOKEN

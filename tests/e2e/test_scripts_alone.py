@@ -10,7 +10,8 @@ from pathlib import Path
 
 import jobs
 import pytest
-import scripts_alone
+
+from e2e import scripts_alone
 
 LOOKS = """
 import os, signal, sys
