@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import numpy as np
 import psutil
 
-from e2e import scripts_alone
 from oomrun import journal
 from oomrun.core import events as ev
 from oomrun.core.launch import RUN_TOKEN
@@ -185,6 +184,9 @@ def python(
     script: Path, *args: str, cwd: Path, env: Mapping[str, str] | None = None
 ) -> None:
     """``python train.py``, as it is without oomrun."""
+    # Benchmarks, which import this module in other ways, run no script so.
+    import scripts_alone
+
     settings = {**environment(env), **PLAIN}
     code, printed = scripts_alone.run(script, args, cwd, settings)
     assert code == 0, printed

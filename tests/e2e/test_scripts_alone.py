@@ -10,8 +10,7 @@ from pathlib import Path
 
 import jobs
 import pytest
-
-from e2e import scripts_alone
+import scripts_alone
 
 LOOKS = """
 import os, signal, sys
