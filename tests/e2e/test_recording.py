@@ -17,6 +17,7 @@ from oomrun.core import allocations
 from oomrun.worker.engine import recording
 
 tf.config.threading.set_inter_op_parallelism_threads(1)
+LIMIT = 100 * 2**20
 weights = tf.Variable(tf.random.normal((64, 512)))
 out = tf.Variable(tf.random.normal((512, 64)))
 
@@ -38,12 +39,12 @@ def record(rows):
     tf.config.experimental.reset_memory_stats("CPU:0")
     found = recording.record(
         lambda: step(x).numpy(), rows, allocator=recording.CPU_ALLOCATOR,
-        in_use_bytes=memory()["current"], telling=True,
+        in_use_bytes=memory()["current"], pool_bytes=LIMIT, telling=True,
     )
     return found, memory()["peak"]
 
 step(tf.random.normal((3, 64))), step(tf.random.normal((5, 64)))
-small, _ = record(1009)
+small, small_peak = record(1009)
 large, peak = record(4999)
 then = allocations.at_size(small, 4999)
 said = {
@@ -51,6 +52,10 @@ said = {
     "needed": allocations.needed_bytes(large),
     "least": allocations.least_pool(large),
     "peak": peak,
+    "replayed": allocations.pool_peak(large, LIMIT),
+    "of the small one": [
+        allocations.pool_peak(small, LIMIT), small_peak,
+    ],
 }
 
 tf.profiler.experimental.start("profile")  # the script's own
@@ -63,7 +68,8 @@ except tf.errors.ResourceExhaustedError:
     said["exhausted"] = True
 said["after that"] = record(1009)[0] is not None
 said["another allocator"] = recording.record(
-    lambda: None, 1, allocator="GPU_0_bfc", in_use_bytes=0, telling=True
+    lambda: None, 1, allocator="GPU_0_bfc", in_use_bytes=0, pool_bytes=None,
+    telling=True,
 ) is None
 open("said.json", "w").write(json.dumps(said))
 """
@@ -85,6 +91,14 @@ def test_a_small_step_tells_what_a_large_one_asks_for(said: dict[str, Any]) -> N
     assert said["needed"] <= 1.02 * said["peak"]
     assert said["peak"] <= 2 * said["needed"]
     assert said["least"] >= said["needed"]
+
+
+def test_played_to_the_device_s_pool_it_has_the_peak_that_tensorflow_tells(
+    said: dict[str, Any],
+) -> None:
+    assert said["replayed"] == pytest.approx(said["peak"], rel=0.005)
+    replayed, peak = said["of the small one"]
+    assert replayed == pytest.approx(peak, rel=0.005)
 
 
 def test_a_profile_of_the_script_s_own_is_left_alone(said: dict[str, Any]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from oomrun.core import allocations
-from oomrun.core.allocations import Recording
+from oomrun.core.allocations import FREE, HELD, Recording
 from oomrun.core.allocator import Pool, rounded
 from oomrun.core.recorded import Recorded
 
@@ -14,7 +16,7 @@ KIB = 1024
 # is with the input, the second layer's output and the gradient.
 STEP = Recording(
     size=13,
-    held_bytes=96 * KIB,
+    layout=((96 * KIB, HELD), (13 * KIB, 0)),
     early=1,
     requests=(13 * KIB, 13 * 4 * KIB, 13 * 2 * KIB, 96 * KIB),
     moves=(1, 2, ~1, 3, ~0, ~3, ~2),
@@ -91,14 +93,16 @@ def test_a_telling_size_is_a_prime_that_divides_no_weight(
 
 def test_only_what_has_the_rows_of_a_pass_grows_with_it() -> None:
     then = allocations.at_size(STEP, 26)
-    assert then.requests == (26 * KIB, 26 * 4 * KIB, 26 * 2 * KIB, 96 * KIB)
+    # What was there before, such as the data, is what it was.
+    assert then.requests == (13 * KIB, 26 * 4 * KIB, 26 * 2 * KIB, 96 * KIB)
+    assert then.layout == STEP.layout
     assert allocations.at_size(then, 26) == then
 
 
 def test_the_most_that_was_asked_for_at_one_time() -> None:
     assert allocations.needed_bytes(STEP) == (96 + 13 + 13 * 2 + 96) * KIB
     later = allocations.at_size(STEP, 130)
-    assert allocations.needed_bytes(later) == (96 + 130 * 7) * KIB
+    assert allocations.needed_bytes(later) == (96 + 13 + 130 * 6) * KIB
 
 
 def test_the_least_pool_has_room_and_a_smaller_one_has_not() -> None:
@@ -111,24 +115,32 @@ def test_the_least_pool_has_room_and_a_smaller_one_has_not() -> None:
     assert allocations.needed_bytes(STEP) <= peak <= least
 
 
-def test_a_batch_in_the_middle_of_what_is_free_may_be_in_the_way() -> None:
-    # Half of what is free is asked for at once.
-    step = Recording(
-        size=7,
-        held_bytes=16 * KIB,
-        early=0,
-        requests=(40 * KIB,),
-        moves=(0, ~0),
-        batch_bytes=8 * KIB,
-    )
-    assert allocations.fits(step, 64 * KIB)
-    assert not allocations.fits_wherever(step, 64 * KIB)
-    assert allocations.fits_wherever(step, 128 * KIB)
+def test_what_lies_in_the_middle_of_what_is_free_is_in_the_way() -> None:
+    def step(*layout: tuple[int, int]) -> Recording:
+        moves, requests = (0, ~0), (40 * KIB,)
+        return Recording(size=7, layout=layout, early=0, requests=requests, moves=moves)
+
+    below = step((24 * KIB, HELD))
+    between = step((16 * KIB, HELD), (20 * KIB, FREE), (8 * KIB, HELD))
+    assert allocations.fits(below, 64 * KIB)
+    assert not allocations.fits(between, 64 * KIB)
+    assert allocations.fits(between, 84 * KIB)
+    # In a pool that is smaller than what it lay in, there is less in between.
+    high = step((16 * KIB, HELD), (60 * KIB, FREE), (8 * KIB, HELD))
+    assert allocations.fits(high, 66 * KIB)
+    assert not allocations.fits(high, 60 * KIB)
+    assert allocations.needed_bytes(below) == allocations.needed_bytes(between)
+
+
+def test_what_is_held_beside_takes_room() -> None:
+    least = allocations.least_pool(STEP)
+    more = allocations.with_more(STEP, 32 * KIB)
+    assert allocations.least_pool(more) >= least + 30 * KIB
+    assert allocations.with_more(STEP, 0) == STEP
 
 
 def test_a_pool_too_small_for_what_is_held_has_no_room() -> None:
     assert not allocations.fits(STEP, 64 * KIB)
-    assert not allocations.fits_wherever(STEP, 64 * KIB)
 
 
 RECORDED = Recorded(pools={13: allocations.least_pool(STEP)}, best=STEP, spread=0.02)
@@ -157,14 +169,12 @@ def test_without_a_recording_only_what_ran_is_known() -> None:
     assert known.handed_out(13) is None
 
 
-def test_a_pool_that_is_only_split_up_may_take_more_than_the_budget() -> None:
+def test_room_is_kept_for_a_batch_that_is_read_meanwhile() -> None:
     least = RECORDED.pools[13]
-    needed = allocations.needed_bytes(STEP)
-    assert needed < least
-    roomy = Recorded(pools=RECORDED.pools, best=STEP, spread=0.02, pool_bytes=2 * least)
-    budget = int(1.02 * needed) + 1
+    budget = int(1.02 * least) + 1
+    assert RECORDED.fits(13, budget)
+    tight = replace(RECORDED, pool_bytes=int(least / 0.97) + 1)
+    assert tight.fits(13, budget)
+    assert not replace(tight, batch_bytes=64 * KIB).fits(13, budget)
+    roomy = replace(tight, pool_bytes=2 * least, batch_bytes=64 * KIB)
     assert roomy.fits(13, budget)
-    assert not RECORDED.fits(13, budget)  # of which no pool is known
-    assert not roomy.fits(13, budget - 2)
-    assert roomy.counting(13, budget) <= budget
-    assert RECORDED.counting(13, budget) == least

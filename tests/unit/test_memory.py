@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oomrun.core.allocations import Recording
+from oomrun.core.allocations import HELD, Recording
 from oomrun.core.memory import MemoryModel
 from oomrun.core.probing import Asked, NothingFits, Settled, Try, next_step
 from oomrun.core.recorded import Recorded
@@ -188,8 +188,8 @@ def test_what_is_counted_of_a_recorded_size_is_what_was_seen_of_it(
     in_order: bool,
 ) -> None:
     step = Recording(
-        size=31, held_bytes=10 * MIB, early=0, requests=(31 * MIB,), moves=(0, ~0),
-        telling=True,
+        size=31, layout=((10 * MIB, HELD),), early=0, requests=(31 * MIB,),
+        moves=(0, ~0), telling=True,
     )  # fmt: skip
     recorded = Recorded(pools={31: 41 * MIB}, best=step, pool_bytes=100 * MIB)
     known = model(measured={31: 44 * MIB}, recorded=recorded, in_order=in_order)

@@ -21,20 +21,20 @@ from itertools import accumulate
 from oomrun.core.allocator import Pool, rounded
 
 __all__ = [
-    "Recording", "at_size", "fits", "fits_wherever", "least_pool", "needed_bytes",
-    "pool_peak", "telling_size",
+    "FREE", "HELD", "Recording", "at_size", "fits", "least_pool", "needed_bytes",
+    "pool_peak", "telling_size", "with_more",
 ]  # fmt: skip
 
 #: How near the least pool is searched for.
 _NEAR = 0.003
 #: A pool this many times as large as what is needed has room however it is split.
-_ROOMY = 3
+_ROOMY = 4
 #: Smaller primes divide too much.
 _LEAST_PRIME = 5
 #: The last pass of a batch does not decide if it has no more than this share of a pass.
 _LAST_PASS = 0.6
-#: Where in the free part of a pool a batch of the data may lie.
-_PLACES = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9)
+#: What a piece of a layout is, where it is no early request.
+HELD, FREE = -1, -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,22 +43,22 @@ class Recording:
 
     Attributes:
         size: samples of a pass.
-        held_bytes: in use as the step began, and not freed in it.
+        layout: the pool from below as the step began: the bytes of each piece, and
+            ``HELD``, where it was in use all along, ``FREE``, or the place in
+            ``requests`` of an early one. Above the last piece all was free.
         early: how many of ``requests`` were in use as it began, and were freed in it.
         requests: bytes that were asked for; the early ones first.
         moves: of the allocator: the place in ``requests`` of what it handed out, or the
             complement of it (``~place``) where that was freed.
         telling: whether a multiple of ``size`` is a tensor of a pass.
-        batch_bytes: of ``held_bytes``, one batch of the data.
     """
 
     size: int
-    held_bytes: int
+    layout: tuple[tuple[int, int], ...]
     early: int
     requests: tuple[int, ...]
     moves: tuple[int, ...]
     telling: bool = False
-    batch_bytes: int = 0
 
 
 def telling_size(
@@ -97,15 +97,25 @@ def at_size(recording: Recording, size: int) -> Recording:
         recording: a telling one.
         size: samples of a pass.
     """
-    before = recording.size
-    requests = (n if n % before else n // before * size for n in recording.requests)
-    return replace(recording, size=size, requests=tuple(requests))
+    before, early = recording.size, recording.early
+    later = (
+        n if n % before else n // before * size for n in recording.requests[early:]
+    )
+    requests = (*recording.requests[:early], *later)
+    return replace(recording, size=size, requests=requests)
+
+
+def with_more(recording: Recording, held_bytes: int) -> Recording:
+    """The same step where so many bytes more are in use all along."""
+    if not held_bytes:
+        return recording
+    return replace(recording, layout=(*recording.layout, (held_bytes, HELD)))
 
 
 def needed_bytes(recording: Recording) -> int:
     """The most bytes that the step has asked for at one time."""
+    begin = sum(length for length, what in recording.layout if what != FREE)
     lengths = [rounded(n) for n in recording.requests]
-    begin = recording.held_bytes + sum(lengths[: recording.early])
     changes = (lengths[n] if n >= 0 else -lengths[~n] for n in recording.moves)
     return max(accumulate(changes, initial=begin))
 
@@ -113,39 +123,24 @@ def needed_bytes(recording: Recording) -> int:
 def pool_peak(recording: Recording, pool_bytes: int) -> int | None:
     """The most bytes that a pool would have handed out; None where it would run out.
 
-    What was in use as the step began is taken to lie in one piece.
-    """
-    pool = _pool(recording, pool_bytes, None)
-    return None if pool is None else _replayed(recording, pool)
-
-
-def _pool(recording: Recording, pool_bytes: int, place: float | None) -> Pool | None:
-    """The pool as the step begins; None where it is too small for that.
-
-    Args:
-        recording: of the step.
-        pool_bytes: of the pool.
-        place: where in what is free a batch of the data lies; None: beside the rest.
+    Where it is smaller than what lay in the pool that was recorded, with what was free
+    in between, there is as much less between.
     """
     pool = Pool(pool_bytes)
-    apart = 0 if place is None else min(recording.batch_bytes, recording.held_bytes)
-    held = recording.held_bytes - apart
-    if held and pool.allocate(held, exactly=True) is None:
-        return None
-    if place is None:
-        return pool
-    below = pool.allocate(int((pool_bytes - pool.in_use) * place), exactly=True)
-    if below is None or pool.allocate(apart, exactly=True) is None:
-        return None
-    pool.free(below)
-    pool.peak = pool.in_use
-    return pool
-
-
-def _replayed(recording: Recording, pool: Pool) -> int | None:
-    """The peak of the step in a pool; None where it runs out."""
     places: dict[int, int] = {}
-    for move in (*range(recording.early), *recording.moves):
+    holes: list[int] = []
+    for length, what in _squeezed(recording.layout, pool_bytes):
+        address = pool.allocate(length, exactly=True)
+        if address is None:
+            return None
+        if what == FREE:
+            holes.append(address)
+        elif what != HELD:
+            places[what] = address
+    for hole in holes:
+        pool.free(hole)
+    pool.peak = pool.in_use
+    for move in recording.moves:
         if move < 0:
             pool.free(places.pop(~move))
             continue
@@ -156,21 +151,25 @@ def _replayed(recording: Recording, pool: Pool) -> int | None:
     return pool.peak
 
 
+def _squeezed(
+    layout: tuple[tuple[int, int], ...], pool_bytes: int
+) -> Iterable[tuple[int, int]]:
+    """``layout`` with what is free in it cut down from above, to fit into the pool."""
+    excess = sum(length for length, _ in layout) - pool_bytes
+    if excess <= 0:
+        return layout
+    found: list[tuple[int, int]] = []
+    for length, what in reversed(layout):
+        cut = min(length, rounded(excess)) if what == FREE and excess > 0 else 0
+        excess -= cut
+        if length > cut:
+            found.append((length - cut, what))
+    return reversed(found)
+
+
 def fits(recording: Recording, pool_bytes: int) -> bool:
     """Whether a pool has room for the step."""
     return pool_peak(recording, pool_bytes) is not None
-
-
-def fits_wherever(recording: Recording, pool_bytes: int) -> bool:
-    """Whether there is room wherever a batch of the data lies.
-
-    Data are read while a step runs, and lie where there was room in that moment. Once
-    the step has freed its own, they may lie in the middle of what is free.
-    """
-    if not recording.batch_bytes:
-        return fits(recording, pool_bytes)
-    pools = (_pool(recording, pool_bytes, place) for place in _PLACES)
-    return all(p is not None and _replayed(recording, p) is not None for p in pools)
 
 
 def least_pool(recording: Recording) -> int:

@@ -23,9 +23,9 @@ IN_ORDER, AS_IT_HAPPENS, OF_ANOTHER_TRACE = 0.02, 0.08, 0.1
 #: And for each byte between a size that ran and another one: the workspace of
 #: convolutions, say, grows in steps.
 _RISE = 0.1
-#: More of the pool than the budget may be split up, and not used, where there is room
-#: wherever the data lie.
-_OF_POOL = 0.95
+#: So much of the pool is taken where a batch of the data more lies in it than lay there
+#: when it was recorded: the next ones are read while a step runs.
+_OF_POOL = 0.97
 
 
 @lru_cache(maxsize=64)
@@ -44,12 +44,14 @@ class Recorded:
             none is at hand, as where an earlier run has recorded.
         spread: how far upper ends lie above it, as a fraction of it.
         pool_bytes: of the device's pool, where it is known.
+        batch_bytes: of a batch of the data, where they lie in it.
     """
 
     pools: Mapping[int, int] = field(default_factory=dict)
     best: Recording | None = None
     spread: float = AS_IT_HAPPENS
     pool_bytes: int | None = None
+    batch_bytes: int = 0
 
     def predict(self, size: int) -> tuple[int, int] | None:
         """The least pool for a step, most likely value and upper end; None: not known.
@@ -71,8 +73,8 @@ class Recorded:
     def fits(self, size: int, budget_bytes: int) -> bool | None:
         """Whether a step surely fits; None where it is not known.
 
-        The upper end is within the budget; or what the step has in use is, and there is
-        room wherever the data lie.
+        The upper end is within the budget, and there is room for one more batch of the
+        data in the pool.
 
         Args:
             size: samples of a pass.
@@ -81,28 +83,13 @@ class Recorded:
         if self.best is None or not self.pools:
             known = self.predict(size)
             return None if known is None else known[1] <= budget_bytes
-        if self._pool_within(size, budget_bytes, self.best):
-            return True
-        if self.pool_bytes is None:
+        if not self._pool_within(size, budget_bytes, self.best):
             return False
+        if self.pool_bytes is None:
+            return True
         then = allocations.at_size(self.best, size)
-        most = int(self.pool_bytes * _OF_POOL)
-        return (
-            allocations.needed_bytes(then) * (1 + self.spread) <= budget_bytes
-            and self._pool_within(size, most, self.best)
-            and allocations.fits_wherever(then, most)
-        )
-
-    def counting(self, size: int, budget_bytes: int) -> int:
-        """What a recorded step counts as: its pool, or what of it fits the budget.
-
-        Args:
-            size: one of ``pools``.
-            budget_bytes: what we plan into.
-        """
-        most = int(budget_bytes / (1 + self.spread))
-        fits = self.fits(size, budget_bytes)
-        return min(self.pools[size], most) if fits else self.pools[size]
+        then = allocations.with_more(then, self.batch_bytes)
+        return allocations.fits(then, int(self.pool_bytes * _OF_POOL))
 
     def handed_out(self, size: int) -> int | None:
         """The peak that TensorFlow will likely tell of a step; None: not known."""

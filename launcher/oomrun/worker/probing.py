@@ -89,7 +89,6 @@ class Prober:
         self._recordings = Recordings(
             self._plan,
             keeping.variables_of(model),
-            self._budget,
             by_xla=function.by_xla,
         )
         self.graph = StepGraph(model, function)

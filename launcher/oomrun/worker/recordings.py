@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from oomrun.core import allocations
@@ -32,7 +31,6 @@ class Recordings:
     Args:
         plan: of this worker.
         variables: of the model and its optimizer.
-        budget_bytes: what we plan into.
         by_xla: XLA plans a step's memory itself, by rules of its own.
 
     Attributes:
@@ -45,11 +43,10 @@ class Recordings:
         self,
         plan: Plan,
         variables: Iterable[Any],
-        budget_bytes: int,
         *,
         by_xla: bool,
     ) -> None:
-        self._plan, self._budget = plan, budget_bytes
+        self._plan = plan
         self._allocator = None if by_xla else _allocator(plan)
         self._lengths = tuple(math.prod(variable.shape) for variable in variables)
         self._pools: dict[int, int] = {}
@@ -68,14 +65,12 @@ class Recordings:
         Args:
             earlier: pools by size, of the recordings of an earlier run.
         """
-        return self._told(self._pools or earlier, self.best)
-
-    def _told(self, pools: Mapping[int, int], best: Recording | None) -> Recorded:
         return Recorded(
-            pools=dict(pools),
-            best=best,
+            pools=dict(self._pools or earlier),
+            best=self.best,
             spread=self.spread,
             pool_bytes=self._plan.devices[0].limit_bytes,
+            batch_bytes=self.batch_bytes,
         )
 
     def size_to_try(self, wanted: int, samples: int) -> int:
@@ -101,8 +96,7 @@ class Recordings:
             more: bytes that the steps to come hold beside what this one does.
 
         Returns:
-            The least pool that has room for it, or the budget where it fits into that;
-            None where it is not known.
+            The least pool that has room for it; None where it is not known.
         """
         if self._allocator is None:
             step()
@@ -114,20 +108,16 @@ class Recordings:
             size,
             allocator=self._allocator,
             in_use_bytes=memory.in_use_bytes or 0,
+            pool_bytes=memory.limit_bytes,
             telling=telling,
         )
         if found is None:
             return None
-        found = replace(
-            found, held_bytes=found.held_bytes + more, batch_bytes=self.batch_bytes
-        )
+        found = allocations.with_more(found, more)
         if telling and (self.best is None or self.best.size <= size):
             self.best = found
-        self._pools[size] = pool_bytes = allocations.least_pool(found)
-        told = self._told({size: pool_bytes}, found)
-        # What is only split up then does not count: a later run, which has no
-        # recording, is to come to the same.
-        return told.counting(size, self._budget)
+        self._pools[size] = allocations.least_pool(found)
+        return self._pools[size]
 
 
 def _allocator(plan: Plan) -> str | None:

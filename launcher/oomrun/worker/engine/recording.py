@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from oomrun.core.allocations import Recording
+from oomrun.core.allocations import FREE, HELD, Recording
 
 __all__ = ["CPU_ALLOCATOR", "GPU_ALLOCATOR", "record"]
 
@@ -29,6 +29,9 @@ _ALLOCATION, _FREE = "MemoryAllocation", "MemoryDeallocation"
 _INFO = 2
 #: So many say nothing that fewer would not, and take seconds to read.
 _MOST = 100_000
+#: No pool is so large that two pieces of it lie further apart.
+_FAR = 2**40
+_GRAIN = 256
 
 
 class _Move(NamedTuple):
@@ -45,6 +48,7 @@ def record(
     *,
     allocator: str,
     in_use_bytes: int,
+    pool_bytes: int | None,
     telling: bool,
 ) -> Recording | None:
     """Takes a step, and returns what it asked for.
@@ -54,6 +58,7 @@ def record(
         size: samples of a pass.
         allocator: its name.
         in_use_bytes: that it has handed out now.
+        pool_bytes: of its pool.
         telling: see ``Recording``.
 
     Returns:
@@ -67,7 +72,15 @@ def record(
     moves = sorted(_moves(profile(), allocator))
     if not 0 < len(moves) <= _MOST:
         return None
-    return _recording(moves, size, in_use_bytes, telling=telling)
+    early, requests, order = _matched(moves)
+    return Recording(
+        size=size,
+        layout=_layout(moves, early, in_use_bytes, pool_bytes or _FAR),
+        early=len(early),
+        requests=(*(move.handed_out_bytes for move in early), *requests),
+        moves=order,
+        telling=telling,
+    )
 
 
 @contextlib.contextmanager
@@ -131,35 +144,98 @@ def _moves(profile: Any, allocator: str) -> Iterator[_Move]:
                     return  # another version's profile
 
 
-def _recording(
-    moves: Iterable[_Move], size: int, in_use_bytes: int, *, telling: bool
-) -> Recording:
-    early: list[int] = []
+def _matched(
+    moves: Sequence[_Move],
+) -> tuple[list[_Move], list[int], tuple[int, ...]]:
+    """Which free ends which allocation.
+
+    Returns:
+        The frees of what was there before; the bytes of all requests; ``moves`` as
+        ``Recording`` has them.
+    """
+    early: list[_Move] = []
     requests: list[int] = []
-    # Which list, the place in it, and whether it is freed.
-    order: list[tuple[list[int], int, bool]] = []
+    # The place in one of the two lists, whether it is the first, whether it is freed.
+    order: list[tuple[int, bool, bool]] = []
     live: dict[int, int] = {}
     for move in moves:
         place = live.pop(move.address, None)
         if place is not None:
-            order.append((requests, place, True))
+            order.append((place, False, True))
         elif not move.handed_out:
-            # It was there before the step.
-            order.append((early, len(early), True))
-            early.append(move.handed_out_bytes)
+            order.append((len(early), True, True))
+            early.append(move)
         if move.handed_out:
             live[move.address] = len(requests)
-            order.append((requests, len(requests), False))
+            order.append((len(requests), False, False))
             requests.append(move.requested)
-    places = [
-        (place if which is early else place + len(early), freed)
-        for which, place, freed in order
-    ]
-    return Recording(
-        size=size,
-        held_bytes=max(0, in_use_bytes - sum(early)),
-        early=len(early),
-        requests=(*early, *requests),
-        moves=tuple(~place if freed else place for place, freed in places),
-        telling=telling,
+    places = (
+        (place if is_early else place + len(early), freed)
+        for place, is_early, freed in order
     )
+    return early, requests, tuple(~place if freed else place for place, freed in places)
+
+
+def _layout(
+    moves: Sequence[_Move], early: Sequence[_Move], in_use_bytes: int, far: int
+) -> tuple[tuple[int, int], ...]:
+    """The pool as the step began, from the addresses of all that was moved in it.
+
+    What was handed out had been free, but for what was freed before. What lies between
+    such pieces was in use, as far as so much was; the rest of that lies below them.
+    Regions that lie far apart are put one after the other, the largest last.
+    """
+    places = {move.address: place for place, move in enumerate(early)}
+    ends = {move.address: move.address + move.handed_out_bytes for move in early}
+    marks = [(at, ends[at], place) for at, place in places.items()]
+    for low, high in _joined(moves):
+        for begin, end in sorted(ends.items()):
+            if low < begin < high:
+                marks.append((low, begin, FREE))
+            if low < end and begin < high:
+                low = max(low, end)
+        if low < high:
+            marks.append((low, high, FREE))
+    regions: list[list[tuple[int, int]]] = [[]]
+    gaps: list[tuple[int, int, int]] = []  # bytes, region, place in it
+    reached = min(marks)[0]
+    for begin, end, what in sorted(marks):
+        gap = begin - reached
+        if gap > far:
+            regions.append([])
+        elif gap > 0:
+            gaps.append((gap, len(regions) - 1, len(regions[-1])))
+            regions[-1].append((gap, HELD))
+        regions[-1].append((end - begin, what))
+        reached = end
+    held = in_use_bytes - sum(move.handed_out_bytes for move in early)
+    between = sum(gap for gap, _, _ in gaps)
+    for gap, region, place in sorted(gaps, reverse=True):
+        if between <= held:
+            break
+        regions[region][place] = (gap, FREE)
+        between -= gap
+    found = [(held - between, HELD)] if held > between else []
+    for region_pieces in sorted(regions, key=lambda pieces: sum(n for n, _ in pieces)):
+        # Nothing is joined over the border of two regions.
+        found += [*region_pieces, (_GRAIN, HELD)]
+    found.pop()
+    while found and found[-1][1] == FREE:
+        found.pop()  # as all above it
+    return tuple(found)
+
+
+def _joined(moves: Iterable[_Move]) -> list[tuple[int, int]]:
+    """From where to where pieces were handed out, overlapping ones as one."""
+    pieces = sorted(
+        (move.address, move.address + move.handed_out_bytes)
+        for move in moves
+        if move.handed_out
+    )
+    found: list[tuple[int, int]] = []
+    for low, high in pieces:
+        if found and low <= found[-1][1]:
+            found[-1] = (found[-1][0], max(high, found[-1][1]))
+        else:
+            found.append((low, high))
+    return found
