@@ -178,9 +178,10 @@ class MemoryModel:
         if peak is None:
             return None
         likely, high = peak.bytes, peak.high_bytes
-        handed_out = self.recorded.handed_out(micro_batch_size)
-        if handed_out is not None:
-            likely = self.measured.get(micro_batch_size, handed_out)
+        replayed = self.recorded.handed_out(micro_batch_size)
+        known = micro_batch_size in self.recorded.pools or replayed is not None
+        if known:
+            likely = self.measured.get(micro_batch_size, replayed or likely)
             high = max(high, likely)
         ran = min((m for m in self.measured if m >= micro_batch_size), default=0)
         above = self.measured.get(ran, 0)
@@ -189,8 +190,8 @@ class MemoryModel:
             # all that are smaller.
             high = above
             likely = above if micro_batch_size >= _CLOSE * ran else likely
-        told = self.in_order or handed_out is not None
-        if limit_bytes is not None and told and high * _NEARLY >= limit_bytes:
+        exact = self.in_order or known
+        if limit_bytes is not None and exact and high * _NEARLY >= limit_bytes:
             high = max(high, limit_bytes)
         return Peak(bytes=likely, high_bytes=high)
 
