@@ -173,7 +173,7 @@ def test_room_is_kept_for_a_batch_that_is_read_meanwhile() -> None:
     least = RECORDED.pools[13]
     budget = int(1.02 * least) + 1
     assert RECORDED.fits(13, budget)
-    tight = replace(RECORDED, pool_bytes=int(least / 0.97) + 1)
+    tight = replace(RECORDED, pool_bytes=int(least / 0.99) + 1)
     assert tight.fits(13, budget)
     assert not replace(tight, batch_bytes=64 * KIB).fits(13, budget)
     roomy = replace(tight, pool_bytes=2 * least, batch_bytes=64 * KIB)

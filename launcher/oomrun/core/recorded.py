@@ -23,9 +23,9 @@ IN_ORDER, AS_IT_HAPPENS, OF_ANOTHER_TRACE = 0.02, 0.08, 0.1
 #: And for each byte between a size that ran and another one: the workspace of
 #: convolutions, say, grows in steps.
 _RISE = 0.1
-#: So much of the pool is taken where a batch of the data more lies in it than lay there
-#: when it was recorded: the next ones are read while a step runs.
-_OF_POOL = 0.97
+#: So much of the pool may be taken where a batch of the data more lies in it than lay
+#: there when it was recorded: the next ones are read while a step runs.
+_OF_POOL = 0.99
 
 
 @lru_cache(maxsize=64)
