@@ -16,10 +16,10 @@ from oomrun.core.units import format_bytes
 
 __all__ = ["Asked", "NothingFits", "Settled", "Step", "Try", "next_step"]
 
-#: A size this much below the one that could be tried next is good enough; one that an
-#: earlier run has come to, or that cost a compilation, where only clearly more could be
-#: had.
-_NEAR, _NEAR_REMEMBERED = 0.04, 0.25
+#: A size this much below the one that could be tried next is good enough; where
+#: recorded steps tell which that is; one that an earlier run has come to, or that cost a
+#: compilation, where only clearly more could be had.
+_NEAR, _NEAR_RECORDED, _NEAR_REMEMBERED = 0.04, 0.02, 0.25
 #: The first size where nothing at all is known, not even from the graph.
 _FIRST = 2
 #: No further than this above what ran is tried next, whatever is predicted.
@@ -131,7 +131,9 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
         return _settled(known, max(1, int(ran * _FULL)), asked, why)
     if asked.even:
         wanted = even_micro_batch(asked.samples, wanted)
-    near = _NEAR_REMEMBERED if asked.remembered or asked.even else _NEAR
+    near = _NEAR if known.recorded.best is None else _NEAR_RECORDED
+    if asked.remembered or asked.even:
+        near = _NEAR_REMEMBERED
     if wanted <= ran * (1 + near):
         return _settled(known, ran or 1, asked)
     if asked.trials_left <= 0 and not ran and (best := _least(known, most)):
