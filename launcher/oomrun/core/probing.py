@@ -17,8 +17,8 @@ from oomrun.core.units import format_bytes
 __all__ = ["Asked", "NothingFits", "Settled", "Step", "Try", "next_step"]
 
 #: A size this much below the one that could be tried next is good enough; where
-#: recorded steps tell which that is; one that an earlier run has come to, or that cost a
-#: compilation, where only clearly more could be had.
+#: recorded steps tell which that is; one that an earlier run has come to, or that cost
+#: a compilation, where only clearly more could be had.
 _NEAR, _NEAR_RECORDED, _NEAR_REMEMBERED = 0.04, 0.02, 0.25
 #: The first size where nothing at all is known, not even from the graph.
 _FIRST = 2
