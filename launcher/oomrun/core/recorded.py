@@ -14,12 +14,11 @@ from functools import lru_cache
 from oomrun.core import allocations
 from oomrun.core.allocations import Recording
 
-__all__ = ["AS_IT_HAPPENS", "IN_ORDER", "OF_ANOTHER_TRACE", "Recorded"]
+__all__ = ["AS_IT_HAPPENS", "IN_ORDER", "Recorded"]
 
-#: How far the upper end lies above the most likely value, as a fraction of it: of the
-#: function that trains, with its operations in one order, or as the executor happens to
-#: run them; of another trace of it, which may have another order.
-IN_ORDER, AS_IT_HAPPENS, OF_ANOTHER_TRACE = 0.02, 0.08, 0.1
+#: How far the upper end lies above the most likely value, as a fraction of it, where
+#: operations run in one order, and where they run as the executor happens to.
+IN_ORDER, AS_IT_HAPPENS = 0.02, 0.08
 #: And for each byte between a size that ran and another one: the workspace of
 #: convolutions, say, grows in steps.
 _RISE = 0.1

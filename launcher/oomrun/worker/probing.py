@@ -8,6 +8,7 @@ are those of a run that tried nothing. Which size is tried is decided by
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import tensorflow as tf
 from oomrun.core import events as ev
 from oomrun.core import probing
 from oomrun.core.memory import MemoryModel, Peak
-from oomrun.core.recorded import AS_IT_HAPPENS, IN_ORDER, OF_ANOTHER_TRACE
+from oomrun.core.recorded import AS_IT_HAPPENS, IN_ORDER
 from oomrun.worker import devices, pool, randomness
 from oomrun.worker.engine import keeping, slicing
 from oomrun.worker.recordings import Recordings
@@ -75,6 +76,7 @@ class Prober:
     Attributes:
         graph: of the step.
         tried: the peaks of all sizes that were tried; None where memory ran out.
+        room: how much more than the size that was found, by its recording, would fit.
     """
 
     def __init__(
@@ -89,10 +91,11 @@ class Prober:
         self._recordings = Recordings(
             self._plan,
             keeping.variables_of(model),
-            by_xla=function.by_xla,
+            records=self._tried is function and not function.by_xla,
         )
         self.graph = StepGraph(model, function)
         self.tried: dict[int, int | None] = {}
+        self.room = math.inf
 
     def settle(
         self,
@@ -186,6 +189,8 @@ class Prober:
             ):
                 if size < samples and not may_cut():
                     return None
+                needs = known.recorded.predict(size)
+                self.room = self._budget / needs[1] if needs else math.inf
                 counted = known.counted(size, limit_bytes)
                 return Found(size, step.reason, _with_data(counted, spare, limit_bytes))
             if isinstance(step, probing.Try):
@@ -208,8 +213,6 @@ class Prober:
 
     def _spread(self) -> float:
         """How much the next step's needs may differ from those of a recorded one."""
-        if self._tried is not self._function:
-            return OF_ANOTHER_TRACE
         return IN_ORDER if self.graph.suits else AS_IT_HAPPENS
 
     def elsewhere(self, samples: int, at_most: int, budget_bytes: int) -> int:
@@ -241,7 +244,7 @@ class Prober:
             int((peak - rest) * samples / size) for size, peak in sizes.measured.items()
         )
         self.graph.samples_grew(samples, max(known, default=0), larger)
-        self._recordings.forget()
+        self._recordings.end()
         sizes.samples_grew()
 
     def _at_rest_bytes(self) -> int:

@@ -31,7 +31,9 @@ class Recordings:
     Args:
         plan: of this worker.
         variables: of the model and its optimizer.
-        by_xla: XLA plans a step's memory itself, by rules of its own.
+        records: whether they are recorded at all. XLA plans a step's memory itself, by
+            rules of its own; and another trace of a step than the one that trains may
+            have another order.
 
     Attributes:
         best: the telling one of the largest size; None while there is none.
@@ -44,10 +46,10 @@ class Recordings:
         plan: Plan,
         variables: Iterable[Any],
         *,
-        by_xla: bool,
+        records: bool,
     ) -> None:
         self._plan = plan
-        self._allocator = None if by_xla else _allocator(plan)
+        self._allocator = _allocator(plan) if records else None
         self._lengths = tuple(math.prod(variable.shape) for variable in variables)
         self._pools: dict[int, int] = {}
         self.best: Recording | None = None
@@ -80,9 +82,14 @@ class Recordings:
         below = _BELOW if self.best is None else _BELOW_AGAIN
         return allocations.telling_size(wanted, samples, self._lengths, below) or wanted
 
-    def forget(self) -> None:
-        """They were of smaller samples than those to come."""
-        self.best, self._pools = None, {}
+    def end(self) -> None:
+        """Samples are of different sizes: nothing that was recorded counts any more.
+
+        Then data lie wherever there was room for their size, and with them what is free
+        is split in ways that no other step shows. (Passes whose pool was 60 MiB ran out
+        of 80.)
+        """
+        self._allocator, self.best, self._pools = None, None, {}
 
     def take(
         self, step: Callable[[], Any], rows: int, size: int, more: int

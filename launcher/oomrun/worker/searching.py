@@ -18,8 +18,8 @@ from oomrun.worker.session import Session
 __all__ = ["Search"]
 
 # A batch whose samples are so much larger than any before (longer sequences, larger
-# images) is looked at anew.
-_LARGER = 1.15
+# images) is looked at anew; before that where what was recorded leaves less room.
+_LARGER, _LEAST_LARGER = 1.15, 1.01
 
 
 class Search:
@@ -68,7 +68,8 @@ class Search:
             return
         row = slicing.bytes_of(data) / max(1, samples)
         larger = row / self._row_bytes if self._row_bytes else 1.0
-        if samples <= self._rows and larger <= _LARGER:
+        room = self._prober.room if self._prober else _LARGER
+        if samples <= self._rows and larger <= max(_LEAST_LARGER, min(_LARGER, room)):
             return
         self._rows = max(self._rows, samples)
         self._row_bytes = max(self._row_bytes, row)
