@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from oomrun.core.allocations import HELD, Recording
 from oomrun.core.memory import MemoryModel
 from oomrun.core.probing import Asked, Settled, Step, Try, next_step
+from oomrun.core.recorded import Recorded
 
 
 def step(known: MemoryModel, trials_left: int = 0, **asked: int) -> Step:
@@ -117,3 +119,21 @@ def test_what_was_compiled_is_kept_where_the_pool_was_full() -> None:
     found = step(known, samples=512, trials_left=0, budget_bytes=115, even=True)
     reason = "micro-batch 128 x 4 (global 512) ran with 124B handed out"
     assert found == Settled(size=128, reason=reason)
+
+
+def test_what_ran_within_the_budget_is_not_left_for_what_only_should() -> None:
+    # Sums of sparse gradients: twice as many passes need more, and no recording of one
+    # size tells so.
+    recording = Recording(
+        size=1571, layout=((100, HELD),), early=0, requests=(1571 * 32,), moves=(0, ~0),
+        telling=True,
+    )  # fmt: skip
+    recorded = Recorded(pools={1571: 154}, best=recording, pool_bytes=165)
+    known = MemoryModel(state_bytes=100, measured={1571: 149}, recorded=recorded)
+    found = step(known, 2)
+    assert isinstance(found, Settled)
+    assert found.size == 1571
+    full = replace(known, recorded=replace(recorded, pools={1571: 160}))
+    assert isinstance(step(full, 2), Try)
+    above = replace(known, measured={1571: 153})
+    assert isinstance(step(above, 2), Try)

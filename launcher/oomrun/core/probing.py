@@ -165,8 +165,7 @@ def _largest_that_ran(known: MemoryModel, most: int, budget: int) -> int:
     fitting = (
         size
         for size, peak in needed.items()
-        if size <= most
-        and (peak <= budget or (known.recorded.fits(size, budget) or False))
+        if size <= most and (peak <= budget or known.ran_within(size, budget))
     )
     return max(fitting, default=0)
 
