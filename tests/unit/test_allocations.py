@@ -9,7 +9,7 @@ import pytest
 from oomrun.core import allocations
 from oomrun.core.allocations import FREE, HELD, Recording
 from oomrun.core.allocator import Pool, rounded
-from oomrun.core.recorded import Recorded
+from oomrun.core.recorded import Recorded, rises_with_size
 
 KIB = 1024
 # Weights of 96 KiB; of 13 samples a pass an input and two layers; a gradient. The peak
@@ -178,3 +178,20 @@ def test_room_is_kept_for_a_batch_that_is_read_meanwhile() -> None:
     assert not replace(tight, batch_bytes=64 * KIB).fits(13, budget)
     roomy = replace(tight, pool_bytes=2 * least, batch_bytes=64 * KIB)
     assert roomy.fits(13, budget)
+
+
+@pytest.mark.parametrize(
+    ("peaks", "rises"),
+    [
+        ({}, True),
+        ({8: 100}, True),
+        ({8: 100, 16: 150}, True),
+        ({8: 101, 16: 100}, True),  # by chance
+        ({773: 162, 1571: 156}, False),
+        ({8: 100, 16: 150, 32: 120}, False),
+    ],
+)
+def test_sums_of_sparse_gradients_are_noticed(
+    peaks: dict[int, int], rises: bool
+) -> None:
+    assert rises_with_size(peaks) == rises

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 
 from oomrun.core import allocations
 from oomrun.core.allocations import Recording
 
-__all__ = ["AS_IT_HAPPENS", "IN_ORDER", "Recorded"]
+__all__ = ["AS_IT_HAPPENS", "IN_ORDER", "Recorded", "rises_with_size"]
 
 #: How far the upper end lies above the most likely value, as a fraction of it, where
 #: operations run in one order, and where they run as the executor happens to.
@@ -25,6 +26,23 @@ _RISE = 0.1
 #: So much of the pool may be taken where a batch of the data more lies in it than lay
 #: there when it was recorded: the next ones are read while a step runs.
 _OF_POOL = 0.99
+
+
+#: A smaller size that took so much more than a larger one did not take it by chance.
+_MORE = 1.02
+
+
+def rises_with_size(peaks: Mapping[int, int]) -> bool:
+    """Whether larger sizes took more, as what is told of them says.
+
+    Not where sums of sparse gradients grow with the number of passes, and with the rows
+    that a batch happens to name: no recording of one size tells of them.
+
+    Args:
+        peaks: that TensorFlow told, by size.
+    """
+    ran = [peak for _, peak in sorted(peaks.items())]
+    return all(less <= more * _MORE for less, more in pairwise(ran))
 
 
 @lru_cache(maxsize=64)

@@ -14,7 +14,12 @@ from typing import Any
 from oomrun.core import allocations
 from oomrun.core.allocations import Recording
 from oomrun.core.plan import Plan
-from oomrun.core.recorded import AS_IT_HAPPENS, IN_ORDER, Recorded
+from oomrun.core.recorded import (
+    AS_IT_HAPPENS,
+    IN_ORDER,
+    Recorded,
+    rises_with_size,
+)
 from oomrun.worker import devices, pool
 from oomrun.worker.engine import recording
 
@@ -61,12 +66,17 @@ class Recordings:
         """Whether one step's recording is like the next one's."""
         return self._allocator is not None and self.spread == IN_ORDER
 
-    def known(self, earlier: Mapping[int, int]) -> Recorded:
+    def known(
+        self, earlier: Mapping[int, int], measured: Mapping[int, int]
+    ) -> Recorded:
         """What they tell.
 
         Args:
             earlier: pools by size, of the recordings of an earlier run.
+            measured: peaks by size.
         """
+        if not rises_with_size(measured):
+            return Recorded()
         return Recorded(
             pools=dict(self._pools or earlier),
             best=self.best,
