@@ -141,7 +141,9 @@ def test_the_fit_of_a_checkpoint_is_told_without_reading_all_of_it(
     tmp_path: Path,
 ) -> None:
     array = np.zeros(3)
-    files = checkpointing._pack({"before": [array], "fit": 3, "after": array}, {})
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    state = encode({"before": [array], "fit": 3, "after": array}, arrays, "state")
+    files = checkpointing._pack(state, arrays)
     checkpoints.write(tmp_path, "step-1-0001", files)
     assert checkpointing.claimed_fit(tmp_path / "step-1-0001") == 3
     (tmp_path / "step-1-0001" / "arrays.bin").unlink()
