@@ -137,3 +137,12 @@ def test_what_ran_within_the_budget_is_not_left_for_what_only_should() -> None:
     assert isinstance(step(full, 2), Try)
     above = replace(known, measured={1571: 153})
     assert isinstance(step(above, 2), Try)
+
+
+def test_the_reason_tells_what_has_room_and_not_what_was_handed_out() -> None:
+    recorded = Recorded(pools={61: 140}, pool_bytes=165)
+    known = MemoryModel(state_bytes=100, measured={61: 165}, recorded=recorded)
+    found = step(known, 0, samples=128)
+    assert isinstance(found, Settled)
+    assert found.size == 61
+    assert "has room in 140B of 152B that may be used" in found.reason

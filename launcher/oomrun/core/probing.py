@@ -203,6 +203,10 @@ def _settled(known: MemoryModel, size: int, asked: Asked, why: str = "") -> Sett
 
 def _needs(known: MemoryModel, size: int, budget_bytes: int) -> str:
     budget = f"{format_bytes(budget_bytes)} that may be used"
+    pool_bytes = known.recorded.pools.get(size)
+    if pool_bytes is not None and pool_bytes <= budget_bytes:
+        # TensorFlow may tell of more, which it hands out where nobody needs it.
+        return f"has room in {format_bytes(pool_bytes)} of {budget}"
     if size in known.measured:
         return f"took {format_bytes(known.measured[size])} of {budget}"
     peak = known.predict(size)
