@@ -18,7 +18,7 @@ from typing import Any
 
 from oomrun.core import events as ev
 from oomrun.core import remote
-from oomrun.core.errors import CheckpointError, Problem, SpecError
+from oomrun.core.errors import CheckpointError, would_train_another
 from oomrun.core.spec import mathematics
 from oomrun.core.state import JobState
 from oomrun.environment import source_roots
@@ -131,20 +131,12 @@ def _check_same(job: Job, url: str, there: dict[str, str]) -> None:
     changed = [key for key in sorted({*there, *now}) if there.get(key) != now.get(key)]
     if not changed or job.allow_changes:
         return
-    raise SpecError(
-        [
-            Problem(
-                file=str(job.job_file),
-                line=1,
-                column=1,
-                path=key,
-                message=f"is not what it was when the run at {url} began: going on "
-                "would train another model",
-                hint="--fresh starts over, another checkpoint.dir keeps both, "
-                "--allow-changes goes on",
-            )
-            for key in changed
-        ]
+    message = f"is not what it was when the run at {url} began"
+    raise would_train_another(
+        str(job.job_file),
+        dict.fromkeys(changed, message),
+        "--fresh starts over, another checkpoint.dir keeps both, "
+        "--allow-changes goes on",
     )
 
 

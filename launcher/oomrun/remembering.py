@@ -88,17 +88,13 @@ class Remembering:
         return None
 
     def _known(self, key: str, limit: int | None) -> dict[str, Any]:
-        found = self._profiles.load(key)
+        found = self._profiles.load(key) or Profile()
         return {
             "do": REMEMBERED,
             "key": key,
-            "measured": [list(item) for item in found.measured.items()]
-            if found
-            else [],
-            "recorded": [list(item) for item in found.recorded.items()]
-            if found
-            else [],
-            "failed": found.smallest_failed(limit) if found and limit else None,
+            "measured": [list(item) for item in found.measured.items()],
+            "recorded": [list(item) for item in found.recorded.items()],
+            "failed": found.smallest_failed(limit) if limit else None,
         }
 
     def keep(self, state: JobState) -> None:

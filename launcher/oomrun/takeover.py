@@ -13,7 +13,7 @@ from typing import Any
 from oomrun import journal
 from oomrun.core import events as ev
 from oomrun.core.diagnosis import Cause, Diagnosis, Evidence, diagnose
-from oomrun.core.errors import JournalError, Problem, SpecError
+from oomrun.core.errors import JournalError, would_train_another
 from oomrun.core.spec import mathematics
 from oomrun.core.state import JobState, replay
 from oomrun.launching import Job
@@ -45,21 +45,14 @@ def check_same(job: Job, state: JobState) -> None:
     changed = changed_keys(state.mathematics, mathematics(job.spec))
     if not changed or (job.allow_changes and state.state != "completed"):
         return
-    raise SpecError(
-        [
-            Problem(
-                file=str(job.job_file),
-                line=1,
-                column=1,
-                path=key,
-                message=f"was {was!r} when the run in {job.run_dir.path} began, and is "
-                f"{now!r} now: going on would train another model",
-                hint="--fresh starts over, --run-dir keeps both"
-                + ("" if state.state == "completed" else ", --allow-changes goes on"),
-            )
-            for key, was, now in changed
-        ]
-    )
+    messages = {
+        key: f"was {was!r} when the run in {job.run_dir.path} began, and is {now!r} now"
+        for key, was, now in changed
+    }
+    hint = "--fresh starts over, --run-dir keeps both"
+    if state.state != "completed":
+        hint += ", --allow-changes goes on"
+    raise would_train_another(str(job.job_file), messages, hint)
 
 
 def changed_keys(

@@ -15,15 +15,16 @@ from __future__ import annotations
 
 import bisect
 
-__all__ = ["Pool", "rounded"]
+__all__ = ["GRAIN", "Pool", "rounded"]
 
-_GRAIN = 256
+#: Bytes that every piece has a multiple of.
+GRAIN = 256
 _LARGEST_WASTE = 128 * 2**20
 
 
 def rounded(size: int) -> int:
     """The bytes that a request counts as where nothing is wasted."""
-    return max(_GRAIN, -(-size // _GRAIN) * _GRAIN)
+    return max(GRAIN, -(-size // GRAIN) * GRAIN)
 
 
 class Pool:

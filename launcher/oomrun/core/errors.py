@@ -11,7 +11,7 @@ Errors carry fields and build their own message. A worker's death is none of the
 is evidence, and evidence is data.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -132,3 +132,26 @@ class JobFailedError(OomrunError):
         if first_failure:
             message += f"; first failure: {first_failure}"
         super().__init__(f"{message}; see {log}" if log else message)
+
+
+def would_train_another(file: str, messages: Mapping[str, str], hint: str) -> SpecError:
+    """The refusal to go on with a run of other settings.
+
+    Args:
+        file: the job file.
+        messages: what has changed, by setting.
+        hint: what can be done.
+    """
+    return SpecError(
+        [
+            Problem(
+                file=file,
+                line=1,
+                column=1,
+                path=key,
+                message=f"{message}: going on would train another model",
+                hint=hint,
+            )
+            for key, message in messages.items()
+        ]
+    )

@@ -140,7 +140,7 @@ class Prober:
         from_graph, suits = self.graph.guess, self.graph.suits
         if not from_graph and not sizes.measured:
             return None  # trials from nothing would end far below what fits
-        self._recordings.spread = self._spread()
+        self._recordings.spread = IN_ORDER if suits else AS_IT_HAPPENS
         self._recordings.batch_bytes = slicing.bytes_of(data)
         remembered = bool(sizes.measured)
         unproven: set[int] = set()  # sizes that no step in parts was taken at
@@ -210,10 +210,6 @@ class Prober:
                 unproven.discard(size)
             else:
                 return None
-
-    def _spread(self) -> float:
-        """How much the next step's needs may differ from those of a recorded one."""
-        return IN_ORDER if self.graph.suits else AS_IT_HAPPENS
 
     def elsewhere(self, samples: int, at_most: int, budget_bytes: int) -> int:
         """The size for another device, from what was found out on this one.

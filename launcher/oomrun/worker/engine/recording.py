@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from oomrun.core.allocations import FREE, HELD, Recording
+from oomrun.core.allocator import GRAIN
 
 __all__ = ["CPU_ALLOCATOR", "GPU_ALLOCATOR", "record"]
 
@@ -31,7 +32,6 @@ _INFO = 2
 _MOST = 100_000
 #: No pool is so large that two pieces of it lie further apart.
 _FAR = 2**40
-_GRAIN = 256
 
 
 class _Move(NamedTuple):
@@ -218,7 +218,7 @@ def _layout(
     found = [(held - between, HELD)] if held > between else []
     for region_pieces in sorted(regions, key=lambda pieces: sum(n for n, _ in pieces)):
         # Nothing is joined over the border of two regions.
-        found += [*region_pieces, (_GRAIN, HELD)]
+        found += [*region_pieces, (GRAIN, HELD)]
     found.pop()
     while found and found[-1][1] == FREE:
         found.pop()  # as all above it
