@@ -333,13 +333,30 @@ def stateful() -> Any:
     return model
 
 
+class OfOneSize(layers.Layer):
+    """Cannot be called with other rows than those of a whole batch."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + tf.ones((BATCH, 1), inputs.dtype)
+
+
+def test_what_fails_in_a_graph_is_told_and_not_where_the_graph_was_made() -> None:
+    model = sequence(OfOneSize())
+    data = slicing.as_tensors(batch())
+    building.from_batch(model, data)
+    found = StepFunction(model).cut(data)
+    assert not found.possible
+    assert "ncompatible shapes" in found.reason
+    assert "Detected at node" not in found.reason
+
+
 STATES = {
     "counts": (lambda: sequence(Counts()), "are not the mean"),
     "spectral": (
         lambda: sequence(layers.SpectralNormalization(layers.Dense(5))),
         "writes weights without an optimizer",
     ),
-    "stateful": (stateful, "stateful, the batch size"),
+    "stateful": (stateful, "is stateful: it keeps a state"),
 }
 
 

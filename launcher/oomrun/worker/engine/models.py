@@ -17,6 +17,7 @@ from oomrun.worker.engine import losses
 from oomrun.worker.engine.applying import optimizers_of
 
 __all__ = [
+    "cannot_cut",
     "cannot_step",
     "evaluated",
     "has_own_evaluation",
@@ -147,6 +148,17 @@ def cannot_step(model: Any) -> str:
         return f"the train_step of {name} is a tf.function of its own"
     if not optimizers_of(model):
         return f"{name} keeps no optimizer that Keras knows"
+    return ""
+
+
+def cannot_cut(model: Any) -> str:
+    """Why no batch of this model can be cut, as far as it is known without trying."""
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False) is True:
+            return (
+                f"its layer {layer.name} is stateful: it keeps a state for each row of "
+                "a whole batch"
+            )
     return ""
 
 

@@ -65,38 +65,43 @@ class Separability(enum.Enum):
     UNKNOWN = "unknown"
 
 
-def trial(data: Any, rows: int, loss_of: Callable[[Any, Any], Any]) -> list[tf.Tensor]:
+def trial(
+    data: Any, rows: int, loss_of: Callable[[Any, Any], Any], *, traced: bool = False
+) -> tuple[float, ...]:
     """Losses of ``rows`` rows: whole, whole again, as a mean and as a sum.
 
-    To be traced or run eagerly.
-
     Args:
-        data: a batch of so many rows.
+        data: an eager batch of so many rows.
         rows: two or more.
         loss_of: the model's loss of a part, not training, with its reductions seen by
             the given ``losses.Divisors`` or corrected by ``losses.Reductions``.
+        traced: whether it is run as a graph, one for parts of any size, as a real step
+            is cut by.
     """
 
-    def part(start: int, stop: int) -> Any:
-        return slicing.take(data, tf.constant(start), tf.constant(stop))
+    def seen(part: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
+        divisors = losses.Divisors()
+        loss = loss_of(slicing.take(part, start, stop), divisors)
+        return tf.reduce_sum(loss), divisors.values
 
-    bounds = [(0, first_part(rows)), (first_part(rows), rows)]
-    whole = [loss_of(part(0, rows), losses.Divisors()) for _ in range(2)]
-    seen = [losses.Divisors() for _ in bounds]
-    for (start, stop), divisors in zip(bounds, seen, strict=True):
-        loss_of(part(start, stop), divisors)
-    totals = [
-        None if first is None or last is None else first + last
-        for first, last in zip(seen[0].values, seen[1].values, strict=True)
-    ]
-    mean = total = tf.zeros(())
-    for start, stop in bounds:
-        size = tf.constant(stop - start)
-        reductions = losses.Reductions(size, tf.constant(rows), totals)
-        loss = tf.reduce_sum(loss_of(part(start, stop), reductions))
-        total = tf.cast(total, loss.dtype) + loss
-        mean = tf.cast(mean, loss.dtype) + loss * ((stop - start) / rows)
-    return [*map(tf.reduce_sum, whole), mean, total]
+    def corrected(part: Any, start: tf.Tensor, stop: tf.Tensor, totals: Any) -> Any:
+        reductions = losses.Reductions(stop - start, tf.constant(rows), totals)
+        return tf.reduce_sum(loss_of(slicing.take(part, start, stop), reductions))
+
+    zero, first, last = map(tf.constant, (0, first_part(rows), rows))
+    bounds = [(zero, first), (first, last)]
+    loss_seen: Callable[..., Any] = seen
+    loss_corrected: Callable[..., Any] = corrected
+    if traced:
+        loss_seen = slicing.traced_for(seen, data, *bounds[0])
+    whole, again = (loss_seen(data, zero, last)[0] for _ in range(2))
+    totals = losses.total([loss_seen(data, *part)[1] for part in bounds])
+    if traced:
+        loss_corrected = slicing.traced_for(corrected, data, *bounds[0], totals)
+    of_parts = [float(loss_corrected(data, *part, totals)) for part in bounds]
+    shares = [int(stop - start) / rows for start, stop in bounds]
+    mean = sum(loss * share for loss, share in zip(of_parts, shares, strict=True))
+    return float(whole), float(again), mean, sum(of_parts)
 
 
 def trial_of_all(
@@ -126,8 +131,7 @@ def trial_of_all(
         with losses.correcting(observer), losses.tracking_nothing(model):
             return loss_of(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
 
-    tried = trial((*data, predictions), samples, loss_of_part)
-    return tuple(map(float, tried))
+    return trial((*data, predictions), samples, loss_of_part)
 
 
 def _predictions(model: Any, x: Any, size: int) -> Any:

@@ -156,14 +156,14 @@ def _extremes(data: Any) -> tuple[int, int]:
     return 0, batch_size(data) - 1
 
 
-def traced_for(function: Callable[[Any], Any], data: Any) -> Callable[[Any], Any]:
+def traced_for(function: Callable[..., Any], *data: Any) -> Callable[..., Any]:
     """The graph of ``function`` for ``data``, to be run a few times and forgotten.
 
     Called as a ``tf.function`` instead, each model's trial would count as retracing the
     one before, and TensorFlow would warn of it.
     """
     graph = tf.function(tf.autograph.experimental.do_not_convert(function))
-    return graph.get_concrete_function(data)  # type: ignore[no-any-return]
+    return graph.get_concrete_function(*data)  # type: ignore[no-any-return]
 
 
 def of_any_length(data: Any) -> Any:

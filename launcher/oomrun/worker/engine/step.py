@@ -140,6 +140,8 @@ class StepFunction:
 
     def _try(self, data: Any) -> Cut:
         model, found = self._model, Separability.UNKNOWN
+        if reason := models.cannot_cut(model):
+            return Cut(Separability.NONE, reason)
         if not models.has_own_step(model):
             try:
                 found = self._try_loss(data)
@@ -174,20 +176,13 @@ class StepFunction:
         return separability.judge(whole, again, mean, total, tolerance=tolerance)
 
     def _losses_of(self, few: Any) -> tuple[float, ...]:
-        rows = slicing.batch_size(few)
+        def loss_of(part: Any, seen: Any) -> Any:
+            return models.loss_of_part(self._model, part, seen)
 
-        def losses(data: Any) -> list[tf.Tensor]:
-            return separability.trial(
-                data,
-                rows,
-                lambda part, seen: models.loss_of_part(self._model, part, seen),
-            )
-
-        eager = self._model.run_eagerly
-        run = losses if eager else slicing.traced_for(losses, few)
+        rows, traced = slicing.batch_size(few), not self._model.run_eagerly
         self.snapshot.take()
         try:
-            return tuple(map(float, run(few)))
+            return separability.trial(few, rows, loss_of, traced=traced)
         finally:
             self.snapshot.restore()
 

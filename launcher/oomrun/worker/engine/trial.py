@@ -188,6 +188,10 @@ def _first(error: Exception) -> str:
     # Keras names the layer first, then says what is wrong, in bold.
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = [line.strip() for line in text.split("\n") if line.strip()]
+    # A graph that fails says where it was made, and only then what is wrong.
+    nodes = [at for at, line in enumerate(lines) if line.startswith("[[")]
+    if lines and lines[0].startswith("Graph execution error") and nodes:
+        lines = lines[max(1, nodes[0] - 1) : nodes[0]]
     return " ".join(lines[:2])[:300] or type(error).__name__
 
 
