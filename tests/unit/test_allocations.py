@@ -9,7 +9,12 @@ import pytest
 from oomrun.core import allocations
 from oomrun.core.allocations import FREE, HELD, Recording
 from oomrun.core.allocator import Pool, rounded
-from oomrun.core.recorded import Recorded, rises_with_size
+from oomrun.core.recorded import (
+    AS_IT_HAPPENS,
+    IN_ORDER,
+    Recorded,
+    rises_with_size,
+)
 
 KIB = 1024
 # Weights of 96 KiB; of 13 samples a pass an input and two layers; a gradient. The peak
@@ -157,6 +162,33 @@ def test_what_is_said_to_fit_has_its_upper_end_in_the_budget(size: int) -> None:
     _, high = RECORDED.predict(size) or (0, 0)
     assert RECORDED.fits(size, int(high * 1.02))
     assert not RECORDED.fits(size, int(high * 0.95))
+
+
+@pytest.mark.parametrize(
+    ("spread", "in_parts", "size", "more"),
+    [
+        (IN_ORDER, True, 64, False),
+        (IN_ORDER, True, 130, True),  # whole, and recorded in parts
+        (IN_ORDER, False, 130, False),
+        (IN_ORDER, False, 64, False),
+        (AS_IT_HAPPENS, True, 64, False),
+        (AS_IT_HAPPENS, True, 130, True),
+        (AS_IT_HAPPENS, False, 64, True),
+        (AS_IT_HAPPENS, False, 130, False),
+        (AS_IT_HAPPENS, False, 13, False),  # this one ran
+    ],
+)
+def test_what_was_recorded_in_another_form_is_less_sure(
+    spread: float, in_parts: bool, size: int, more: bool
+) -> None:
+    same = replace(RECORDED, spread=spread)
+    likely, high = same.predict(size) or (0, 0)
+    known = replace(same, rows=130, in_parts=in_parts)
+    again, higher = known.predict(size) or (0, 0)
+    assert again == likely
+    assert (higher > high) == more
+    assert known.fits(size, int(higher * 1.02))
+    assert not known.fits(size, int(higher * 0.95))
 
 
 def test_without_a_recording_only_what_ran_is_known() -> None:

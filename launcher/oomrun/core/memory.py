@@ -32,8 +32,6 @@ _CLOSE = 0.9
 #: So much below a pool's limit all of it may be handed out: a convolutional network
 #: that needs 96 MiB was counted as 98 in one step and as 122 of 125 in another.
 _NEARLY = 1.3
-#: So much of a pool may be taken by the pieces of a size that ran in it.
-_OF_POOL = 0.95
 #: From the graph alone, of which real steps took up to 2.1 times as much. In order it
 #: is what the graph says, and the workspace of one operation: buffers of about the size
 #: of the processor's last cache, in TensorFlow's convolutions.
@@ -252,17 +250,6 @@ class MemoryModel:
         """The largest size whose upper end is within the budget; 0 where none is."""
 
         return largest(lambda size: self.fits(size, budget_bytes), at_most)
-
-    def ran_within(self, size: int, budget_bytes: int) -> bool:
-        """Whether a size that ran has stayed within a budget, and will again.
-
-        What it had in use counts, and that its pieces leave a little of the pool. (A
-        smaller size need not need less: sums of sparse gradients grow with the passes.)
-        """
-        peak, least = self.measured.get(size), self.recorded.pools.get(size)
-        if peak is None or least is None or self.recorded.pool_bytes is None:
-            return False
-        return peak <= budget_bytes and least <= self.recorded.pool_bytes * _OF_POOL
 
     def fits(self, size: int, budget_bytes: int) -> bool:
         """Whether a step surely fits into a budget, as far as is known."""

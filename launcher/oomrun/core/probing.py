@@ -165,9 +165,14 @@ def _largest_that_ran(known: MemoryModel, most: int, budget: int) -> int:
     fitting = (
         size
         for size, peak in needed.items()
-        if size <= most and (peak <= budget or known.ran_within(size, budget))
+        if size <= most and (peak <= budget or _ran_within(known, size, budget))
     )
     return max(fitting, default=0)
+
+
+def _ran_within(known: MemoryModel, size: int, budget: int) -> bool:
+    peak = known.measured.get(size)
+    return peak is not None and known.recorded.ran_within(size, peak, budget)
 
 
 def _least(known: MemoryModel, most: int) -> int:

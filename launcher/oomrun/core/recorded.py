@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import pairwise
 
 from oomrun.core import allocations
@@ -20,12 +19,19 @@ __all__ = ["AS_IT_HAPPENS", "IN_ORDER", "Recorded", "rises_with_size"]
 #: How far the upper end lies above the most likely value, as a fraction of it, where
 #: operations run in one order, and where they run as the executor happens to.
 IN_ORDER, AS_IT_HAPPENS = 0.02, 0.08
+#: How much further where the step was recorded in another form than it will be taken
+#: in: whole and not in parts, say. A whole step that should have needed 136 of 152 MB,
+#: by one in parts, ran out; parts of a recurrent network needed 1.18 times what a
+#: small batch had told. In order, parts are as small batches are.
+_OTHER_FORM = {IN_ORDER: 0.06, AS_IT_HAPPENS: 0.12}
 #: And for each byte between a size that ran and another one: the workspace of
 #: convolutions, say, grows in steps.
 _RISE = 0.1
 #: So much of the pool may be taken where a batch of the data more lies in it than lay
 #: there when it was recorded: the next ones are read while a step runs.
 _OF_POOL = 0.99
+#: So much of it may be taken by the pieces of a size that ran in it.
+_RAN_IN = 0.95
 #: A smaller size that took so much more than a larger one did not take it by chance.
 _MORE = 1.02
 
@@ -43,7 +49,6 @@ def rises_with_size(peaks: Mapping[int, int]) -> bool:
     return all(less <= more * _MORE for less, more in pairwise(ran))
 
 
-@lru_cache(maxsize=64)
 def _pool_at(recording: Recording, size: int) -> int:
     return allocations.least_pool(allocations.at_size(recording, size))
 
@@ -60,6 +65,8 @@ class Recorded:
         spread: how far upper ends lie above it, as a fraction of it.
         pool_bytes: of the device's pool, where it is known.
         batch_bytes: of a batch of the data, where they lie in it.
+        rows: of a batch; a step of fewer samples a pass is taken in parts.
+        in_parts: whether ``best`` was.
     """
 
     pools: Mapping[int, int] = field(default_factory=dict)
@@ -67,6 +74,8 @@ class Recorded:
     spread: float = AS_IT_HAPPENS
     pool_bytes: int | None = None
     batch_bytes: int = 0
+    rows: int = 0
+    in_parts: bool = True
 
     def predict(self, size: int) -> tuple[int, int] | None:
         """The least pool for a step, most likely value and upper end; None: not known.
@@ -82,7 +91,7 @@ class Recorded:
         near = self._near(size)
         rise = _pool_at(self.best, size) - _pool_at(self.best, near)
         likely = max(1, self.pools[near] + rise)
-        spread = likely * self.spread + abs(rise) * _RISE
+        spread = likely * self._spread(size) + abs(rise) * _RISE
         return likely, int(likely + spread)
 
     def fits(self, size: int, budget_bytes: int) -> bool | None:
@@ -113,12 +122,36 @@ class Recorded:
         then = allocations.at_size(self.best, size)
         return allocations.pool_peak(then, self.pool_bytes) or self.pool_bytes
 
+    def ran_within(self, size: int, peak: int, budget_bytes: int) -> bool:
+        """Whether a size that ran has stayed within a budget, and will again.
+
+        What it had in use counts, and that its pieces leave a little of the pool. (A
+        smaller size need not need less: sums of sparse gradients grow with the passes.)
+
+        Args:
+            size: samples of a pass.
+            peak: that TensorFlow told of it, bytes.
+            budget_bytes: what we plan into.
+        """
+        least = self.pools.get(size)
+        if least is None or self.pool_bytes is None:
+            return False
+        return peak <= budget_bytes and least <= self.pool_bytes * _RAN_IN
+
+    def _spread(self, size: int) -> float:
+        """How far the upper end lies above, of a size that was not recorded."""
+        whole = self.rows > 0 and size >= self.rows
+        if whole != self.in_parts or (self.spread == IN_ORDER and not whole):
+            return self.spread
+        return self.spread + _OTHER_FORM.get(self.spread, 0.0)
+
     def _near(self, size: int) -> int:
         return min(self.pools, key=lambda ran: (abs(ran - size), ran))
 
     def _pool_within(self, size: int, most: int, best: Recording) -> bool:
         """Whether the upper end of ``predict`` is; in a tenth of the time."""
-        near, same = self._near(size), self.spread
+        near = self._near(size)
+        same = self.spread if size == near else self._spread(size)
         left = most - self.pools[near] * (1 + same)
         if size == near:
             return left >= 0

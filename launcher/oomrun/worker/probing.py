@@ -153,7 +153,9 @@ class Prober:
                 # step its memory in one piece, which is always the same.
                 in_order=by_xla or (suits and self._tried is self._function),
                 loops=self.graph.loops,
-                recorded=self._recordings.known(sizes.recorded, sizes.measured),
+                recorded=self._recordings.known(
+                    samples, sizes.recorded, sizes.measured
+                ),
             )
             self._known = known
             # What was recorded is with the data, as far as they are read ahead.

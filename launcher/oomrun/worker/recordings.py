@@ -58,6 +58,7 @@ class Recordings:
         self._lengths = tuple(math.prod(variable.shape) for variable in variables)
         self._pools: dict[int, int] = {}
         self.best: Recording | None = None
+        self._in_parts = True  # the best
         self.spread = AS_IT_HAPPENS
         self.batch_bytes = 0
 
@@ -67,11 +68,12 @@ class Recordings:
         return self._allocator is not None and self.spread == IN_ORDER
 
     def known(
-        self, earlier: Mapping[int, int], measured: Mapping[int, int]
+        self, rows: int, earlier: Mapping[int, int], measured: Mapping[int, int]
     ) -> Recorded:
         """What they tell.
 
         Args:
+            rows: of the batch.
             earlier: pools by size, of the recordings of an earlier run.
             measured: peaks by size.
         """
@@ -83,6 +85,8 @@ class Recordings:
             spread=self.spread,
             pool_bytes=self._plan.devices[0].limit_bytes,
             batch_bytes=self.batch_bytes,
+            rows=rows,
+            in_parts=self._in_parts,
         )
 
     def size_to_try(self, wanted: int, samples: int) -> int:
@@ -132,7 +136,7 @@ class Recordings:
             return None
         found = allocations.with_more(found, more)
         if telling and (self.best is None or self.best.size <= size):
-            self.best = found
+            self.best, self._in_parts = found, size < rows
         self._pools[size] = allocations.least_pool(found)
         return self._pools[size]
 

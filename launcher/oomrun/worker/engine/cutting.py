@@ -213,7 +213,11 @@ class Cutter:
             )
 
     def step(
-        self, batch: Batch, on_apply: OnApply, around: Around | None = None
+        self,
+        batch: Batch,
+        on_apply: OnApply,
+        around: Around | None = None,
+        found: Scouted | None = None,
     ) -> Returned:
         """Trains on a batch, to be called in a graph or eagerly.
 
@@ -222,8 +226,9 @@ class Cutter:
             on_apply: told of each call of an optimizer, with the gradients of the
                 whole batch, once each, in order.
             around: opened with the first row and the rows of a part, around its pass.
+            found: what the step does with such batches, where that is known.
         """
-        found = self.scout(batch.part(tf.constant(0)))
+        found = found or self.scout(batch.part(tf.constant(0)))
         totals = self._total_divisors(batch, found.divisors)
         weights = Weights()
         last: Logs = {}

@@ -20,6 +20,7 @@ import tensorflow as tf
 from oomrun.worker.engine import losses, slicing
 
 __all__ = [
+    "COMPARES",
     "Separability",
     "first_part",
     "judge",
@@ -33,6 +34,12 @@ __all__ = [
 T = TypeVar("T")
 
 _LEAST, _MOST = 3, 64
+#: What ``Separability.NONE`` means.
+COMPARES = (
+    "its loss on some samples is neither the mean nor the sum of its loss on parts of "
+    "them (it compares samples of a batch with each other, divides by what it finds in "
+    "the batch, or adds sums to means), or it is 0 and shows nothing"
+)
 
 
 def rows_for(samples: int) -> int:

@@ -98,6 +98,7 @@ class StepFunction:
         self._whole = self._compiled(self._whole_step)
         self._parts = self._compiled(self._split_step)
         self._cut: Cut | None = None
+        self._seen: tuple[Any, cutting.Scouted | None] = (None, None)
 
     @property
     def applying(self) -> bool:
@@ -134,6 +135,7 @@ class StepFunction:
             return Cut(Separability.NONE, str(error))
         except trial.UNTRACEABLE as error:
             return Cut(Separability.NONE, trial.cannot_trace(error))
+        self._seen = (slicing.form_of(data), seen)
         return dataclasses.replace(
             found, draws=seen.draws, suits_order=seen.suits_order
         )
@@ -150,7 +152,7 @@ class StepFunction:
             if found is not Separability.NONE and models.has_own_loss(model):
                 found = self._try_loss_of_all(data, found)
             if found is Separability.NONE:
-                return Cut(found, _COMPARES)
+                return Cut(found, separability.COMPARES)
             if found is not Separability.UNKNOWN and not models.needs_trial(model):
                 return Cut(found)
         sums = found is Separability.SUM
@@ -369,7 +371,11 @@ class StepFunction:
             sums=cut.separability is Separability.SUM,
         )
         batch = cutting.Batch(data, micro_batch_size)
-        logs: Logs = cutter.step(batch, self._apply).logs(cut.averaged)
+        # It is not traced once more for what is known of it.
+        form, seen = (self._cut_as or self)._seen
+        alike = form is not None and form == slicing.form_of(data)
+        returned = cutter.step(batch, self._apply, found=seen if alike else None)
+        logs: Logs = returned.logs(cut.averaged)
         return logs
 
     def _begin(self) -> None:
@@ -382,13 +388,6 @@ class StepFunction:
         self._optimizers = max(self._optimizers, call.index + 1)
         with self._line.after(given) as behind:
             call.really(behind)
-
-
-_COMPARES = (
-    "its loss on some samples is neither the mean nor the sum of its loss on parts of "
-    "them (it compares samples of a batch with each other, divides by what it finds in "
-    "the batch, or adds sums to means), or it is 0 and shows nothing"
-)
 
 
 def _apply_at_once(call: Apply) -> None:
