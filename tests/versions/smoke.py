@@ -2,9 +2,9 @@
 
     python tests/versions/smoke.py [--folder DIR]
 
-Covers: running out of memory for real, recovered in process and by a restart; a step
-in micro-batches against plain Keras; stopped by SIGTERM, then carried on. Each ends in
-the weights of `python train.py` with no limit. Needs oomrun to be installed. Exit code
+Covers: running out of memory for real, recovered in process and by a restart; sizes
+tried first; a step in micro-batches against plain Keras; stopped by SIGTERM, then
+carried on. Each ends in the weights of `python train.py` with no limit. Needs oomrun to be installed. Exit code
 1 if anything failed.
 """
 
@@ -95,6 +95,12 @@ def by_restart(folder: Path) -> None:
     _demand(status["restarts"]["oom"] >= 1, status)
 
 
+def tried_first(folder: Path) -> None:
+    """Tries sizes before the first step, and never runs out of memory."""
+    status = _quickstart(folder, "recovery.in_process=auto", ooms=False)
+    _demand(0 < status["devices"][0]["micro_batch_size"] < 256, status)
+
+
 def micro_batches(folder: Path) -> None:
     """Masks, weights, two fits: in micro-batches as in whole batches."""
     _plain(HERE / "train.py", folder, "plain.npz")
@@ -120,23 +126,30 @@ def stopped(folder: Path) -> None:
 CHECKS: dict[str, Callable[[Path], None]] = {
     "out of memory, in process": in_process,
     "out of memory, by restart": by_restart,
+    "sizes tried first": tried_first,
     "micro-batches": micro_batches,
     "stopped and carried on": stopped,
 }
 
 
-def _quickstart(folder: Path, setting: str) -> dict[str, Any]:
+def _quickstart(folder: Path, setting: str, *, ooms: bool = True) -> dict[str, Any]:
     os.environ["FLOATX"] = "float64"
     options = ("--epochs", "1", "--output")
     _plain(QUICKSTART / "train.py", folder, *options, "plain.npz")
     arguments = f"args=[{', '.join(options)}, limited.npz]"
-    settings = ["--set", arguments, "--set", "metrics.listen=none", "--set", setting]
+    # Where sizes are tried first, memory does not run out.
+    probe = "never" if ooms else "auto"
+    given = (arguments, "metrics.listen=none", f"memory.probe={probe}", setting)
+    settings = [word for value in given for word in ("--set", value)]
     _expect(0, *_oomrun(folder, str(QUICKSTART / "job.yaml"), *settings))
     _compare(folder / "plain.npz", folder / "limited.npz", RELATIVE)
     code, text = _oomrun(folder, "status", "runs/quickstart", "--json")
     _expect(0, code, text)
     status: dict[str, Any] = json.loads(text[text.index("{") :])
-    _demand(status["oom_events"] >= 1 and status["global_batch_size"] == 256, status)
+    _demand(
+        (status["oom_events"] > 0) == ooms and status["global_batch_size"] == 256,
+        status,
+    )
     return status
 
 

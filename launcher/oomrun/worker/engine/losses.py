@@ -41,10 +41,21 @@ _ADDS_EPSILON = tuple(map(int, keras.__version__.split(".")[:2])) < (3, 13)
 
 
 class Divisors:
-    """Collects the divisors of the losses, in the order of their calls."""
+    """Collects the divisors of the losses, in the order of their calls.
+
+    Attributes:
+        values: one for each; None: it has none that matters.
+        sums: whether one of them is a sum over samples.
+    """
 
     def __init__(self) -> None:
         self.values: list[tf.Tensor | None] = []
+        self.sums = False
+
+    def note(self, divisor: tf.Tensor | None, reduction: str | None) -> None:
+        """Of one loss."""
+        self.values.append(divisor)
+        self.sums = self.sums or reduction == "sum"
 
     @property
     def needed(self) -> bool:
@@ -108,7 +119,7 @@ def correcting(observer: Divisors | Reductions) -> Iterator[None]:
         )
         divisor = _divisor(values, sample_weight, mask, reduction, loss.dtype)
         if isinstance(observer, Divisors):
-            observer.values.append(divisor)
+            observer.note(divisor, reduction)
             return loss
         factor = observer.factor(divisor, reduction)
         return loss if factor is None else loss * tf.cast(factor, loss.dtype)

@@ -86,9 +86,13 @@ def trial(
             is cut by.
     """
 
+    sums = False
+
     def seen(part: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
+        nonlocal sums
         divisors = losses.Divisors()
         loss = loss_of(slicing.take(part, start, stop), divisors)
+        sums = divisors.sums
         return tf.reduce_sum(loss), divisors.values
 
     def corrected(part: Any, start: tf.Tensor, stop: tf.Tensor, totals: Any) -> Any:
@@ -102,10 +106,13 @@ def trial(
     if traced:
         loss_seen = slicing.traced_for(seen, data, *bounds[0])
     whole, again = (loss_seen(data, zero, last)[0] for _ in range(2))
-    totals = losses.total([loss_seen(data, *part)[1] for part in bounds])
-    if traced:
-        loss_corrected = slicing.traced_for(corrected, data, *bounds[0], totals)
-    of_parts = [float(loss_corrected(data, *part, totals)) for part in bounds]
+    found = [loss_seen(data, *part) for part in bounds]
+    totals = losses.total([divisors for _, divisors in found])
+    of_parts = [float(loss) for loss, _ in found]
+    if sums or any(total is not None for total in totals):
+        if traced:
+            loss_corrected = slicing.traced_for(corrected, data, *bounds[0], totals)
+        of_parts = [float(loss_corrected(data, *part, totals)) for part in bounds]
     shares = [int(stop - start) / rows for start, stop in bounds]
     mean = sum(loss * share for loss, share in zip(of_parts, shares, strict=True))
     return float(whole), float(again), mean, sum(of_parts)

@@ -57,7 +57,7 @@ def check(graph: Any, model: Any) -> None:
             model.variables,
             model.metrics_variables,
             # A model that lists other metrics does not list these, but has them.
-            *(metric.variables for metric in model._get_own_metrics()),
+            *(metric.variables for metric in _own_metrics(model)),
             *(optimizer.variables for optimizer in optimizers_of(model)),
         )
         for variable in variables
@@ -70,6 +70,14 @@ def check(graph: Any, model: Any) -> None:
                 f"its step writes {_name(graph, given)}, which Keras does not know as "
                 "the model's: keep it with add_weight, or as a keras.Variable"
             )
+
+
+def _own_metrics(model: Any) -> list[Any]:
+    if hasattr(model, "_get_own_metrics"):
+        return list(model._get_own_metrics())
+    # Keras 3.3 has no such method.
+    metrics = [model._loss_tracker, model._compile_metrics, *model._metrics]
+    return [metric for metric in metrics if metric is not None]
 
 
 def outside(graph: Any, variables: Iterable[Any]) -> bool:
