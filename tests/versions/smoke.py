@@ -4,8 +4,8 @@
 
 Covers: running out of memory for real, recovered in process and by a restart; sizes
 tried first; a step in micro-batches against plain Keras; stopped by SIGTERM, then
-carried on. Each ends in the weights of `python train.py` with no limit. Needs oomrun to be installed. Exit code
-1 if anything failed.
+carried on. Each ends in the weights of `python train.py` with no limit. Needs oomrun to
+be installed. Exit code 1 if anything failed.
 """
 
 from __future__ import annotations
