@@ -88,8 +88,8 @@ def _by_counters(clues: Clues, reading: Reading) -> Verdict | None:
 
 
 _kernel_pid = re.compile(
-    r"\b(?:[Kk]ill(?:ed)? process|reaped process) (\d+) ?\((.{0,64}?)\)"
-    r"|,task=([^,]{1,64}),pid=(\d+)"
+    r"\b(?:[Kk]ill(?:ed)? process|reaped process) (\d+)(?:, UID \d+)?,? ?\((.{0,64}?)\)"
+    r"|(?:,task=|process: )([^,]{1,64}), ?pid(?:=|: )(\d+)"
 )
 _training = re.compile(r"python|train|^pt_|ray|tensorflow|torch|horovod|worker", re.I)
 
@@ -198,7 +198,8 @@ def _of_sigkill(clues: Clues, told: str, reading: Reading) -> Verdict:
 def _decisive(others: list[Hit]) -> Hit:
     """The line that says most: what names a cause before what was raised of it."""
     for kinds in (
-        ("hardware", "device_fault", "misconfiguration", "threads", "hang"),
+        ("hardware", "device_fault", "no_capacity", "misconfiguration", "threads"),
+        ("hang",),
         ("crash",),
         ("peer_lost",),
     ):
@@ -213,11 +214,13 @@ def _other(hit: Hit, reading: Reading, failed: bool) -> Verdict:
     found = _not_oom(CAUSES[kind], SUMMARIES[kind], 0.8)
     # What they tell of is in another log, or in nobody's power here.
     none = kind in ("peer_lost", "hardware") or (kind == "hang" and not failed)
+    if kind == "no_capacity":
+        found = replace(found, levers=("restart_same", "fix_code"))
     return replace(
         found,
         told=hit.text,
         facts=_of_harmless(reading),
-        levers=("none",) if none else (),
+        levers=("none",) if none else found.levers,
     )
 
 
@@ -265,6 +268,8 @@ def _of_harmless(reading: Reading) -> Facts:
     """The device that was short of memory all the same."""
     found = Facts()
     for hit in reversed(reading.hits):
+        if (hit.form.kind, hit.form.role) == ("xla", "harmless"):
+            continue
         if hit.form.role in ("harmless", "hint", "error"):
             said = reading.facts(hit, ())
             found = together(

@@ -125,6 +125,7 @@ CAUSES: Mapping[str, Cause] = {
     "misconfiguration": Cause.MISCONFIGURATION,
     "crash": Cause.CRASH,
     "threads": Cause.CRASH,
+    "no_capacity": Cause.MISCONFIGURATION,
 }
 SUMMARIES: Mapping[str, str] = {
     "gpu_allocator": "the device ran out of memory",
@@ -147,7 +148,10 @@ SUMMARIES: Mapping[str, str] = {
     "preemption": "it was stopped from outside",
     "misconfiguration": "it could not start as it is set up",
     "crash": "the program failed; nothing says that memory ran out",
-    "threads": "the system refused another thread, process or file",
+    "threads": "the system refused another thread, process, file or locked page: a "
+    "limit, not memory",
+    "no_capacity": "a cluster or a service had no room or no quota left for it: try "
+    "again later, or ask for less",
 }
 
 

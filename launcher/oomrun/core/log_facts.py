@@ -31,6 +31,10 @@ class Facts:
 
 
 _DEVICES = (
+    # Where a copy was to go.
+    re.compile(
+        r"\bto \S{0,80}\bdevice:(?P<kind>GPU|CPU|TPU|XPU):(?P<index>\d{1,4})", re.I
+    ),
     # The device of the failed allocation before that of its node.
     re.compile(r"\bdevice:(?P<kind>GPU|CPU|TPU|XPU):(?P<index>\d{1,4})", re.I),
     re.compile(r"\btask:\d+/(?P<kind>gpu|cpu|tpu):(?P<index>\d{1,4})", re.I),
@@ -56,11 +60,9 @@ _EXACT = (
         r"(?!\.\d)(?: bytes| exceeds|B\b| on host|$|:| from device)"
     ),
     re.compile(r"\bcalloc (\d[\d,]*) bytes"),
-    re.compile(
-        r"\b(?:mmap|of|malloc of size|request(?:ed)?(?: for)?:?) (\d[\d,]*) bytes"
-    ),
+    re.compile(r"\b(?:mmap|of|request(?:ed)?(?: for)?:?) (\d[\d,]*) bytes"),
     re.compile(r"\bserialize message of type \S{1,100} and size (\d+)"),
-    re.compile(r"\b(?:malloc|buffer) of size:? (\d+)\b(?!\.\d)"),
+    re.compile(r"\b(?:[mcr]e?alloc|buffer|object) of size:? (\d+)\b(?!\.\d)"),
 )
 _about = re.compile(
     r"(?:allocat\w{0,4}|alloc|reserve|request for|Used|size:?)(?: memory)?"

@@ -29,7 +29,7 @@ Kind = Literal[
     "gpu_allocator", "gpu_context", "gpu_library", "gpu_async_allocator", "xla",
     "host_allocator", "host_killed", "nccl", "shm", "disk", "protobuf_limit", "grpc",
     "device_fault", "peer_lost", "hang", "preemption", "misconfiguration", "crash",
-    "threads", "hardware",
+    "threads", "hardware", "no_capacity",
 ]  # fmt: skip
 Role = Literal[
     "error", "hint", "status", "harmless", "killed", "kernel", "other"
@@ -54,5 +54,5 @@ def form(kind: Kind, role: Role, *patterns: str) -> Form:
 EXHAUSTED = (
     r"(?:Resource exhausted|RESOURCE_EXHAUSTED|ResourceExhaustedError"
     r"|StatusCode\.RESOURCE_EXHAUSTED)(?: \(see above for traceback\))?"
-    r"(?: \[Op:\w{1,80}\])?: ?(?:\{\{[^}]{0,400}\}\} ?)?"
+    r"(?: \[Op:\w{1,80}\])?: {0,3}(?:\{\{[^}]{0,400}\}\} ?)?"
 )

@@ -13,6 +13,7 @@ from oomrun.core.log_forms_device import DEVICE_GENERAL, DEVICE_PARTICULAR
 from oomrun.core.log_forms_host import HOST_GENERAL, HOST_MEMORY
 from oomrun.core.log_forms_limits import NOT_DEVICE_MEMORY
 from oomrun.core.log_forms_other import NO_MEMORY
+from oomrun.core.log_forms_translated import TRANSLATED, TRANSLATED_WORDS
 
 __all__ = ["FORMS", "MAY_MATTER"]
 
@@ -24,6 +25,7 @@ FORMS: tuple[Form, ...] = (
     *HOST_MEMORY,
     *DEVICE_GENERAL,
     *HOST_GENERAL,
+    *TRANSLATED,
     *NO_MEMORY,
 )
 
@@ -31,7 +33,7 @@ FORMS: tuple[Form, ...] = (
 MAY_MATTER = re.compile(
     r"(?i)memory|\boom|exhaust|alloc|cuda|cudnn|cublas|cusolver|nccl|hip|miopen|blas"
     r"|space|quota|enospc|edquot|enomem|errno|protobuf|proto\b|message|2 ?gi?b"
-    r"|liveness|wall ?time|tempstate"
+    r"|liveness|wall ?(?:clock|time)|tempstate"
     r"|shm|bus error|disk|storage|capacity|contex|algorithm|workspace|xid|gpu"
     r"|launch|assert|driver|library|shared object|error|exception|interrupt|no such"
     r"|not found|unrecognized|kill|memlimit|rss|preempt|cancel|deadline|due to|sigterm"
@@ -39,5 +41,8 @@ MAY_MATTER = re.compile(
     r"|timed? ?out|blocked|peer|socket|horovod|broken|collective|refused|disappear"
     r"|unreachable|thread|unavailable|too many|fault|check failed|core dumped"
     r"|dst tensor"
-    r"|exit\b|serialize|larger|beyond|condition|resource"
+    r"|exit\b|serialize|larger|beyond|condition|resource|hresult|plan: ?\d|ram\b"
+    r"|\bmem\b|cusparse|hsa_status|bandwidth|enhance|rate limit|inotify|kernel"
+    r"|removed|0xc00000|winerror|nodes are|stockout|provision|tactic|limit"
+    rf"|(?-i:{TRANSLATED_WORDS.pattern})"
 )

@@ -18,6 +18,8 @@ DEVICE_PARTICULAR: tuple[Form, ...] = (
         "gpu_allocator",
         "error",
         r"(?:MemoryError|bad_alloc): .{0,200}(?:cudaErrorMemoryAllocation|CUDA error)",
+        r"MEM_OBJECT_ALLOCATION_FAILURE",
+        r"thrust::\w.{0,80}bad_alloc",
         r"\b(?:cupy|rmm|numba|triton)\b.{0,80}\b[Oo]ut[ _]?[Oo]f[ _]?[Mm]emory",
     ),
     form(
@@ -42,7 +44,7 @@ DEVICE_PARTICULAR: tuple[Form, ...] = (
         r"(?:\bNCCL\b|ncclUnhandledCudaError|ncclSystemError)\b.{0,200}"
         r"(?:\bout of memory|cudaErrorMemoryAllocation)",
     ),
-    form("nccl", "status", r"unhandled (?:cuda|system) error"),
+    form("nccl", "status", r"unhandled cuda error"),
     form(
         "gpu_context",
         "error",
@@ -68,6 +70,10 @@ DEVICE_PARTICULAR: tuple[Form, ...] = (
         r"(?:cuDNN|cuBLAS|cuSOLVER|cuFFT|cublas|cudnn)\b.{0,120}"
         r"(?:OUT_OF_MEMORY|[Oo]ut of memory)",
         r"(?:workspace|scratch)\b.{0,80}(?:OUT_OF_MEM|[Oo]ut of mem|not enough mem)",
+        r"[Ff]ailed to allocate (?:\w+ )?(?:scratch|workspace|work area)\b",
+        r"CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
+        # The libraries' numbers for it.
+        r"cuFFT \w{0,10} ?plan: ?2\b|cuSolver\w{0,4} call failed with status ?= ?2\b",
     ),
 )
 
@@ -95,7 +101,13 @@ DEVICE_GENERAL: tuple[Form, ...] = (
     form(
         "gpu_context",
         "hint",
-        rf"failed to alloc\w{{0,5}} {_SIZE}.{{0,80}}from device: CUDA_ERROR_OUT_OF_MEM",
+        rf"failed to alloc\w{{0,5}} {_SIZE}.{{0,80}}from device: "
+        r"(?:CUDA_ERROR_OUT_OF_MEM|HIP_ERROR_OutOfMem|hipErrorOutOfMem|hipError_t\(\d)",
+    ),
+    form(
+        "gpu_context",
+        "status",
+        r"HSA_STATUS_ERROR_OUT_OF_RESOURCES",
     ),
     form(
         "gpu_allocator",
@@ -108,6 +120,10 @@ DEVICE_GENERAL: tuple[Form, ...] = (
         r"Dst tensor is not initialized",
         rf"{_GPU_PREFIX}_\w{{0,60}}(?:OUT_OF_MEMORY|ALLOC_FAILED)",
         r"cudaErrorMemoryAllocation|hipErrorOutOfMemory|OUT_OF_DEVICE_MEMORY",
+        r"\bE_OUTOFMEMORY\b|HRESULT\b.{0,40}0x8007000[eE]\b",
+        r"Error Code \d+: OutOfMemory|ErrorOutOfMemory\)?$|CL_OUT_OF_RESOURCES",
+        r"(?i:failed to alloc\w{0,6} (?:device|hbm|gpu|vram|xpu) memory)",
+        r"DEVMEM Allocation failed",
         r"NVMLError_InsufficientMemory|\b[Cc]uda\b.{0,80}\(out of memory\)",
         r"Error \[(?:CUDA|HIP)\]: out of memory",
         r"\b(?:CUDA|HIP|XPU|NPU|MPS backend|MUSA|HPU|ROCm|GPU) out of memory(?=\W|$)"
@@ -128,6 +144,8 @@ DEVICE_GENERAL: tuple[Form, ...] = (
         r"CUSOLVER_STATUS_(?:INTERNAL_ERROR|NOT_INITIALIZED)",
         r"[Ff]ailed to get convolution algorithm",
         r"No algorithm worked",
+        r"[Ff]ailed to create cuSolver\w{0,4} instance",
+        r"(?i:failed to (?:make|create|initialize) (?:\w+ )?cufft (?:\w+ )?plan)",
         r"DNN library (?:initialization failed|is not found)",
         r"Failure to initialize cublas may be due to OOM",
         r"[Aa]ttempting to perform BLAS operation using StreamExecutor without BLAS",

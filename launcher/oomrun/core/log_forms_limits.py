@@ -17,6 +17,7 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         r"\bKill(?:ed)? process \d+",
         r"\boom-kill:constraint=",
         r"\boom_reaper: ",
+        r"OOM encountered, victim process",
         r"\binvoked oom-killer\b",
     ),
     form(
@@ -26,8 +27,11 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         r"redzone checking; skipping",
         r"allocat\w{0,3}\b.{0,80}\b(?:this is benign|not (?:a|an) (?:failure|error))",
         r"re-allocate a larger region to avoid OOM",
-        r"rematerialization; only reduced to",
+        # TensorRT leaves out what does not fit, and takes another.
+        r"[Ss]kipping tactic\b|insufficient to use tactic",
     ),
+    # Its sizes are of a whole program.
+    form("xla", "harmless", r"rematerialization; only reduced to"),
     form(
         "host_allocator",
         "harmless",
@@ -45,9 +49,29 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
     ),
     # The same status and the same words, for what is no memory.
     form(
+        "threads",
+        "other",
+        r"Too many open files|inotify (?:watch|instance) limit",
+        r"ibv_\w{1,40}\b.{0,80}Cannot allocate memory|max locked memory",
+    ),
+    form("misconfiguration", "other", r"[Cc]annot allocate memory in static TLS block"),
+    # No machine had room for it: it never ran.
+    form(
+        "no_capacity",
+        "other",
+        r"nodes are available: |\bFailedScheduling\b|\bUnschedulable\b",
+        r"didn't have enough resource|Memory specification can not be satisfied",
+        r"\bCapacityError\b|InsufficientInstanceCapacity|InsufficientFreeAddresses",
+        r"_RESOURCE_POOL_EXHAUSTED|\bSTOCKOUT\b|[Uu]nable to provision",
+        r"(?<![Dd]isk )\b[Qq]uota (?:exceeded|metrics exceed|limit)"
+        r"|exceed(?:s|ed)? (?:the |your )?(?:\w+ )?(?:quota|rate limit)"
+        r"|[Rr]ate limit exceeded|\bcode 429\b",
+    ),
+    form(
         "grpc",
         "error",
         r"message larger than max",
+        r"metadata size exceeds|Bandwidth exhausted|ENHANCE_YOUR_CALM|too_many_pings",
         r"[Mm]essage (?:size )?exceeds (?:the )?max",
         r"trying to send message larger than max",
         r"grpc: received message (?:larger|after decompression larger)",
@@ -60,6 +84,7 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         r"GraphDef cannot be larger than",
         r"serialize message of type",
         r"protocol message was rejected because it was too big",
+        r"protocol buffer\b.{0,160}larger than the limit",
         r"exceeds (?:the )?(?:maximum )?(?:protobuf|protocol buffer|2 ?GB)\b.{0,40}"
         r"(?:limit|size|2 ?GB)",
         r"exceeded maximum protobuf size",
@@ -81,11 +106,14 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         r"shared memory (?:object|segment|store)\b.{0,80}(?:No space left|is full)",
         r"(?:torch_|/dev/shm|shm)\S{0,120}>?\b.{0,60}No space left on device \(28\)",
         r"killed by signal: Bus error",
+        # The stores that Ray and Arrow keep there.
+        r"ObjectStoreFullError|PlasmaStoreFull|\bobject store is full\b",
+        r"not enough space for /dev/shm|Usage of EmptyDir volume .?\w{0,20}shm\b",
     ),
     form(
         "disk",
         "error",
-        r"[Nn]o space left on device",
+        r"[Nn]o space left on device|\[Errno 28\]|\[WinError 112\]",
         r"Disk quota exceeded|\bdisk is full\b",
         r"ENOSPC\b",
         r"EDQUOT\b",
@@ -107,14 +135,17 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         "other",
         r"CUDA_ERROR_(?:NVLINK|ECC|HARDWARE)",
         r"uncorrectable (?:NVLink|ECC)",
-        r"\bNVRM: Xid\b|GPU has fallen off the bus|GPU is lost",
+        r"GPU has fallen off the bus|GPU is lost",
+        # Those left out are faults of a program's kernels.
+        r"\bNVRM: Xid\b(?!.{0,40}\): (?:13|31|43|45),)",
     ),
     form(
         "device_fault",
         "other",
         r"CUDA_ERROR_(?:ILLEGAL|MISALIGNED|LAUNCH_FAILED|ASSERT"
         r"|LAUNCH_OUT_OF_RESOURCES|UNKNOWN\b)",
-        r"illegal memory access|misaligned address",
+        r"illegal memory access|misaligned address|\bNVRM: Xid\b",
+        r"DXGI_ERROR_DEVICE|GetDeviceRemovedReason|CallbackErrorSubmissionsIgnored",
         r"device-side assert",
         r"too many resources requested for launch",
         r"unspecified launch failure",
@@ -123,7 +154,8 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
     form(
         "misconfiguration",
         "other",
-        r"CUDA driver version is insufficient",
+        r"CUDA driver version is insufficient|[Dd]river/library version mismatch",
+        r"devices are busy or unavailable",
         r"no (?:CUDA-capable device|CUDA GPUs are available)",
         r"(?:CUDA_ERROR_NO_DEVICE|CUDA_ERROR_INVALID_DEVICE|CUDA_ERROR_COMPAT)",
         r"invalid device ordinal",

@@ -19,7 +19,9 @@ NO_MEMORY: tuple[Form, ...] = (
         r"(?:[Ss]pot|[Pp]reemptible) (?:instance|VM|node)\b.{0,60}"
         r"(?:interrupt|terminat|reclaim|shut)",
         r"failed liveness probe|job killed: walltime|[Ww]all ?time .{0,40}exceeded",
-        r"[Ee]xceeded (?:hard )?(?:wall ?time|time limit)|[Cc]ancell?ed by user",
+        r"timeout: sending signal|Failed with result 'timeout'",
+        r"[Ee]xceeded (?:hard )?(?:wall ?(?:clock )?time|time limit)",
+        r"[Cc]ancell?ed by user",
         r"DeadlineExceeded|active longer than specified deadline",
         r"(?:[Rr]eceived|[Gg]ot|[Cc]aught) (?:signal )?(?:SIGTERM|15\b|termination)",
         r"TaintManagerEviction|NodeShutdown|node is (?:being )?(?:drained|shutting)",
@@ -54,6 +56,8 @@ NO_MEMORY: tuple[Form, ...] = (
         r"Socket closed",
         r"Horovod has been shut down",
         r"Broken pipe",
+        r"KernelRestarter: restarting kernel|\bDeadKernelError\b",
+        r"kernel appears to have died",
         r"Collective ops is aborted by",
         r"[Cc]onnection refused",
         r"(?:worker|peer|rank)\b.{0,60}\b(?:disappeared|unreachable|is gone|has died)",
@@ -62,7 +66,7 @@ NO_MEMORY: tuple[Form, ...] = (
         "threads",
         "other",
         r"pthread_create\(?\)? failed|can't start new thread",
-        r"[Rr]esource temporarily unavailable|Too many open files",
+        r"[Rr]esource temporarily unavailable",
     ),
     form(
         "crash",

@@ -65,6 +65,7 @@ _SIGNS = (
         r"[Pp]rocess \d+ has \d|other process(?:es)? (?:is|are|on) |already (?:in use|"
         r"allocated) by another process"
     )),
+    ("device_busy", re.compile(r"devices are busy or unavailable")),
     ("settings_changed", re.compile(
         r"\b(?:fraction|limit|batch[ _]size|setting)\b.{0,60}\b(?:raised|increased"
         r"|changed|bumped)\b (?:from|to)\b"
@@ -230,6 +231,8 @@ def levers(
         return tuple(x for x in _of_device(phase, signs) if x != "free_device")
     if is_oom:
         return _of_device(phase, signs)
+    if "device_busy" in signs:
+        return ("free_device", "pin_gpu")
     if cause in (Cause.KILLED, Cause.PREEMPTION, Cause.HANG):
         return ("restart_same",)
     if cause in (Cause.CRASH, Cause.MISCONFIGURATION):
