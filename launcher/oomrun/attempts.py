@@ -31,6 +31,7 @@ __all__ = ["watch"]
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.05  # where the kernel cannot tell us of a process's end
+_LONGEST_S = 86_400.0  # the kernel takes no wait of more than 24.8 days
 
 
 def watch(
@@ -216,7 +217,7 @@ def _events(seen: Watch, values: list[Any]) -> Iterator[ev.Event]:
 def _wait(group: _Group, stops: Stops, times: list[float | None]) -> None:
     """Until a worker says something or ends, a signal comes or it is time."""
     now = time.monotonic()
-    waits = [max(0.0, at - now) for at in times if at is not None]
+    waits = [_LONGEST_S, *(max(0.0, at - now) for at in times if at is not None)]
     poll = select.poll()
     poll.register(stops, select.POLLIN)
     for worker in group.workers:
@@ -227,7 +228,7 @@ def _wait(group: _Group, stops: Stops, times: list[float | None]) -> None:
             waits.append(_POLL_S)
         else:
             poll.register(worker.exit_fd, select.POLLIN)
-    poll.poll(min(waits) * 1000 + 1 if waits else None)
+    poll.poll(min(waits) * 1000 + 1)
     stops.clear()
 
 

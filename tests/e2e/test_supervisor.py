@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from killable import JOB, causes, events, of_this_run
+from killable import JOB, QUICK, causes, events, of_this_run
 
 from oomrun import journal
 from oomrun.core import events as ev
 from oomrun.core.errors import SpecError
+from oomrun.core.jobfile import load
 from oomrun.core.state import replay
 from oomrun.rundir import RunDir
 from oomrun.supervisor import Outcome
@@ -129,6 +131,15 @@ def test_a_silent_worker_hangs_where_silence_is_limited(
     attempt = RunDir(folder / "runs" / "killable").attempt(1)
     log = attempt.log(0).read_text()
     assert "in forever" in log, "it says where it hangs"
+
+
+@pytest.mark.parametrize("days", [24, 25, 31])
+def test_any_patience_can_be_waited_for(run: Callable[..., Outcome], days: int) -> None:
+    """The kernel takes no wait of more milliseconds than 31 bits have."""
+    text = JOB + f"recovery: {{hang_after: {days}d}}\n"
+    spec = load(text, filename="job.yaml", environment={})
+    timing = replace(QUICK, hang_after=spec.recovery.hang_after)
+    assert run("finishes", text=text, timing=timing).exit_code == 0
 
 
 @pytest.mark.parametrize("mode", ["grandchildren", "grandchild-holds-channel"])
