@@ -77,6 +77,8 @@ def by_text(clues: Clues, reading: Reading) -> Verdict | None:
     short = bool(memory or shortages)
     if short and not statuses:
         statuses = [hit for hit in hints if hit.form.kind == "gpu_library"]
+    if statuses and not short and _set_up_wrong(reading):
+        return None
     if statuses:
         found = _of_error(statuses[-1], clues, reading)
         return replace(found, confidence=0.9 if short else 0.5)
@@ -87,6 +89,14 @@ def by_text(clues: Clues, reading: Reading) -> Verdict | None:
         first = reading.first_of_ladder(real[-1])
         return replace(_of_error(first, clues, reading), confidence=0.7)
     return None
+
+
+def _set_up_wrong(reading: Reading) -> bool:
+    """Whether a line names another cause of what a status may be of memory."""
+    return any(
+        hit.form.kind == "misconfiguration" and hit.form.role == "other"
+        for hit in reading.hits
+    )
 
 
 def _of_memory(hints: list[Hit]) -> list[Hit]:
@@ -129,7 +139,7 @@ CAUSES: Mapping[str, Cause] = {
 }
 SUMMARIES: Mapping[str, str] = {
     "gpu_allocator": "the device ran out of memory",
-    "gpu_context": "the device had no memory left for a start",
+    "gpu_context": "the device had no memory left",
     "gpu_library": "a CUDA library found no memory on the device",
     "gpu_async_allocator": "the device ran out of memory (cuda_malloc_async)",
     "xla": "the device ran out of memory in a program that XLA compiled",

@@ -123,7 +123,7 @@ DEVICE_GENERAL: tuple[Form, ...] = (
         r"\bE_OUTOFMEMORY\b|HRESULT\b.{0,40}0x8007000[eE]\b",
         r"Error Code \d+: OutOfMemory|ErrorOutOfMemory\)?$|CL_OUT_OF_RESOURCES",
         r"(?i:failed to alloc\w{0,6} (?:device|hbm|gpu|vram|xpu) memory)",
-        r"DEVMEM Allocation failed",
+        r"DEVMEM Allocation failed|[Ff]ailed to allocate (?:\w+ )?MTL[A-Z]\w+",
         r"NVMLError_InsufficientMemory|\b[Cc]uda\b.{0,80}\(out of memory\)",
         r"Error \[(?:CUDA|HIP)\]: out of memory",
         r"\b(?:CUDA|HIP|XPU|NPU|MPS backend|MUSA|HPU|ROCm|GPU) out of memory(?=\W|$)"
@@ -145,6 +145,7 @@ DEVICE_GENERAL: tuple[Form, ...] = (
         r"[Ff]ailed to get convolution algorithm",
         r"No algorithm worked",
         r"[Ff]ailed to create cuSolver\w{0,4} instance",
+        r"operation \w{0,40}Create\(&handle\) failed",
         r"(?i:failed to (?:make|create|initialize) (?:\w+ )?cufft (?:\w+ )?plan)",
         r"DNN library (?:initialization failed|is not found)",
         r"Failure to initialize cublas may be due to OOM",

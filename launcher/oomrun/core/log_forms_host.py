@@ -19,7 +19,8 @@ HOST_MEMORY: tuple[Form, ...] = (
         r"\bOOM[- ]?[Kk]illed\b|\bSystem OOM encountered",
         r"\bcontainer oom [0-9a-f]{8}|/tasks/oom\b|\bTaskOOM\b",
         r"for exceeding (?:\w+ )?memory limits?|physical memory used\. ",
-        r"job killed: p?v?mem \d|exceeded MEM usage hard limit",
+        r"hard limit .?[hs]_(?:vmem|rss|data)\b|job killed: p?v?mem \d",
+        r"exceeded MEM usage hard limit",
         r"instance type with more memory|using all available RAM",
         r"tried to allocate more memory than is available",
         r"Memory (?:quota|limit of .{1,20}) exceeded",
@@ -89,6 +90,7 @@ HOST_MEMORY: tuple[Form, ...] = (
         r"pinned (?:host )?memory\b.{0,60}(?:OUT_OF_MEMORY|[Oo]ut of memory)",
         r"java\.lang\.OutOfMemoryError|ray\.exceptions\.OutOfMemoryError",
         r"(?:JavaScript heap|LLVM ERROR:) out of memory",
+        r"LLVM ERROR: [Uu]nable to allocate",
         r"fatal error: runtime: (?:cannot allocate memory|out of memory)",
         r"memory allocation of \d+ bytes failed",
         r"(?:pyarrow\.lib\.)?ArrowMemoryError|malloc of size \d+ failed",
@@ -119,16 +121,19 @@ HOST_GENERAL: tuple[Form, ...] = (
         r"[Cc]ould not allocate \d",
     ),
     # Words alone: a guess.
+    form("host_killed", "status", r"exited with error: signal: killed"),
     form(
         "gpu_allocator",
         "status",
         r"(?i:\b(?:cuda|gpu|device|hbm)\b.{0,120}\bout of memory\b)",
         r"(?i:\bout of memory\b.{0,60}\b(?:cuda|gpu|device)\b)",
+        r"(?i:\bnot enough (?:gpu|device|cuda|vram|video) ?(?:memory|ram)?\b)",
     ),
     form(
         "host_allocator",
         "status",
         r"(?i:\b(?:error|failed|failure|fatal|aborted)\b.{0,120}\bout of memory\b)",
         r"(?i:\bout of memory\b.{0,60}\b(?:error|abort\w{0,3}|exiting|failed))",
+        r"(?i:(?:error|failed|exhausted)\b.{0,120}\bnot enough (?:ram|memory)\b)",
     ),
 )

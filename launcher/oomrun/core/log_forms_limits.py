@@ -45,6 +45,7 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         r"cause|can cause|might cause|could cause|to fix|handles?|without|caught"
         r"|catch)\b"
         r".{0,60}\b(?:out[ -]of[ -]memory|oom)\b(?!.{0,200}\bTried to alloc))",
+        r"(?i:\b(?:no|not|never|isn.t|wasn.t) (?:an? |any )?(?:oom|out[ -]of[ -]mem))",
         r"\b(?:PASSED|SKIPPED)$|\bOOM ?Killed\W{1,5}(?:false|no|0)\b",
     ),
     # The same status and the same words, for what is no memory.
@@ -52,6 +53,7 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         "threads",
         "other",
         r"Too many open files|inotify (?:watch|instance) limit",
+        r"\b(?:shm|sem)get\b.{0,60}No space left",
         r"ibv_\w{1,40}\b.{0,80}Cannot allocate memory|max locked memory",
     ),
     form("misconfiguration", "other", r"[Cc]annot allocate memory in static TLS block"),
@@ -113,7 +115,7 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
     form(
         "disk",
         "error",
-        r"[Nn]o space left on device|\[Errno 28\]|\[WinError 112\]",
+        r"[Nn]o space left on device|\[Errno (?:28|122)\]|\[WinError 112\]",
         r"Disk quota exceeded|\bdisk is full\b",
         r"ENOSPC\b",
         r"EDQUOT\b",
@@ -162,7 +164,8 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         r"no kernel image is available",
         r"Loaded runtime CuDNN library: .{0,80} but source was compiled with",
         r"Could not load dynamic library|cannot open shared object file",
-        r"^(?:ModuleNotFoundError|ImportError)\b",
+        # A library for which there was no memory is no wrong set-up.
+        r"^(?:ModuleNotFoundError|ImportError)\b(?!.{0,400}Cannot allocate memory$)",
         r"can't open file .{0,200}No such",
         r"(?:command not found|unrecognized arguments:)",
     ),

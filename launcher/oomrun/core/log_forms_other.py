@@ -18,7 +18,9 @@ NO_MEMORY: tuple[Form, ...] = (
         r"\b(?:[Pp]reempted|[Pp]reempting|PREEMPTED)\b",
         r"(?:[Ss]pot|[Pp]reemptible) (?:instance|VM|node)\b.{0,60}"
         r"(?:interrupt|terminat|reclaim|shut)",
-        r"failed liveness probe|job killed: walltime|[Ww]all ?time .{0,40}exceeded",
+        r"failed liveness probe|job killed: (?:walltime|cput)",
+        r"[Ww]all ?time .{0,40}exceeded",
+        r"hard limit .?[hs]_(?:cpu|rt)\b|resource allocation expired",
         r"timeout: sending signal|Failed with result 'timeout'",
         r"[Ee]xceeded (?:hard )?(?:wall ?(?:clock )?time|time limit)",
         r"[Cc]ancell?ed by user",
@@ -74,6 +76,7 @@ NO_MEMORY: tuple[Form, ...] = (
         # The last line of a traceback, whatever was raised.
         r"^(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit)"
         r"(?=:|$)",
+        r"^Process finished with exit code -?[1-9]",
         r"Segmentation fault|SIGSEGV|Check failed:|core dumped",
     ),
 )

@@ -62,6 +62,8 @@ _source = re.compile(
     r"|#|//|print\(|log(?:ger|ging)?\.\w+\(|self\.|\^+$|[\w.\[\]]+ [-+*/]?= \S"
     r"|\"{3}|'{3})"
 )
+# HDF5 and debuggers number the frames of their traces: "#003: H5Z.c line 7: why".
+_comment = re.compile(r"#(?!\d)|//|except |raise ")
 _frame = re.compile(r'(?:File "[^"]{0,512}", line \d|.{0,256}\.py:\d{1,6}: in )')
 
 
@@ -95,7 +97,7 @@ def lines(text: str) -> list[Line]:
         frame = _frame.match(clean) is not None
         quoted = after_frame.get(rank, False)
         source = not frame and quoted and _source.match(clean) is not None
-        source = source or clean.startswith(("#", "//", "except ", "raise "))
+        source = source or _comment.match(clean) is not None
         after_frame[rank] = frame
         found.append(Line(number, clean, rank, source))
     return found
