@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from oomrun.core.errors import CheckpointError
+from oomrun.core.errors import CheckpointError, UnreadableError
 
 __all__ = [
     "MANIFEST", "discard", "entries_of", "in_order", "manifest", "names", "read",
@@ -26,6 +26,9 @@ __all__ = [
 
 MANIFEST = "MANIFEST.json"
 _UNFINISHED = ".unfinished-"
+# A checkpoint with one of these is not as it was written. All else is the file
+# system's fault: a server that is away, no rights, no descriptors.
+_DAMAGE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _NAME = re.compile(r"^(step|fit)-[0-9]+(-[0-9]+)?$")
 
 
@@ -107,12 +110,13 @@ def read(path: Path) -> dict[str, bytes]:
 
     Raises:
         CheckpointError: a file is missing, torn or altered.
+        UnreadableError: whether one is cannot be known now.
     """
     entries = manifest(path)
     try:
         contents = {name: (path / name).read_bytes() for name in entries}
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error}") from error
+        raise _unread(path, error) from error
     for name, content in contents.items():
         entry = entries[name]
         if len(content) != entry["size"]:
@@ -127,12 +131,19 @@ def manifest(path: Path) -> dict[str, dict[str, Any]]:
 
     Raises:
         CheckpointError: it does not say.
+        UnreadableError: whether it does cannot be known now.
     """
     try:
         content = (path / MANIFEST).read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error}") from error
+        raise _unread(path, error) from error
     return entries_of(path.name, content)
+
+
+def _unread(path: Path, error: Exception) -> CheckpointError:
+    passes = isinstance(error, OSError) and not isinstance(error, _DAMAGE)
+    kind = UnreadableError if passes else CheckpointError
+    return kind(f"{path.name} cannot be read: {error}")
 
 
 def entries_of(name: str, content: bytes) -> dict[str, dict[str, Any]]:

@@ -106,6 +106,10 @@ class CheckpointError(PlatformError):
     """A checkpoint cannot be read or written."""
 
 
+class UnreadableError(CheckpointError):
+    """A checkpoint may be whole, but the file system does not let it be read now."""
+
+
 class LaunchError(PlatformError):
     """The worker processes could not be started."""
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from oomrun import checkpoints, host
 from oomrun.core import events as ev
-from oomrun.core.errors import CheckpointError
+from oomrun.core.errors import CheckpointError, UnreadableError
 from oomrun.core.launch import Launch
 from oomrun.worker import checkpointing, optimizers, pool
 from oomrun.worker.channel import Channel
@@ -24,6 +24,10 @@ from oomrun.worker.encoding import Arrays
 from oomrun.worker.uploading import Uploads
 
 __all__ = ["ScriptChangedError", "Store"]
+
+
+# Between two looks, where nothing else is left to go on from.
+_PAUSES_S = (1.0, 2.0)
 
 
 class ScriptChangedError(RuntimeError):
@@ -68,11 +72,33 @@ class Store:
         """State and arrays to go on from in the ``fit``-th call of ``fit``, if any.
 
         The record of its completion comes before all others; else it is the newest
-        checkpoint that is whole. One that is not is deleted, and never silently.
+        checkpoint that is whole. One that is not is deleted, and never silently. One
+        that cannot be read now is kept: it may be whole.
 
         Raises:
             ScriptChangedError: it is of another run, or of another call of ``fit``.
+            UnreadableError: there are some, and none can be read. To begin anew would
+                leave behind what was trained.
         """
+        for pause_s in (*_PAUSES_S, None):
+            found, unread = self._look(fit, fingerprint)
+            if found is not None or unread is None:
+                break
+            if pause_s is None:
+                raise UnreadableError(
+                    f"no checkpoint can be read, and training does not begin anew: "
+                    f"{unread}",
+                    where=str(self._folder),
+                    hint="the same command goes on once it can, --fresh starts over",
+                )
+            time.sleep(pause_s)
+        return found
+
+    def _look(
+        self, fit: int, fingerprint: Mapping[str, Any]
+    ) -> tuple[tuple[dict[str, Any], Arrays] | None, UnreadableError | None]:
+        """What ``find`` finds, and the last checkpoint that could not be read now."""
+        unread: UnreadableError | None = None
         done = [n for n in checkpoints.names(self._folder, "fit") if _number(n) == fit]
         for name in [*done, *checkpoints.names(self._folder, "step")]:
             # Another fit's may be large, and reading all of it slow.
@@ -80,6 +106,10 @@ class Store:
                 continue
             try:
                 state, arrays = checkpointing.load(self._folder / name)
+            except UnreadableError as error:
+                self._send(ev.CheckpointRejected, name=name, reason=str(error))
+                unread = error
+                continue
             except CheckpointError as error:
                 self._send(ev.CheckpointRejected, name=name, reason=str(error))
                 if self._writes:
@@ -90,8 +120,8 @@ class Store:
             if state["fit"] == fit:
                 state["name"] = name
                 self._check(state, fingerprint)
-                return state, arrays
-        return None
+                return (state, arrays), unread
+        return None, unread
 
     def _check(self, state: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
         if state["run"] != self._launch.run_id:
