@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +204,18 @@ def test_an_epoch_resumed_behind_its_last_batch_has_its_metrics(tmp_path: Path) 
     assert [event.step for event in restored] == [6]
     assert engine.session.step == 9
     np.testing.assert_allclose(ours.history["loss"], plain["loss"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("reached", [0, 7])
+def test_steps_that_no_checkpoint_holds_are_told_as_lost(
+    tmp_path: Path, reached: int
+) -> None:
+    """An attempt before came so far, and ended before its first checkpoint."""
+    with hooked(tmp_path) as (engine, events):
+        session = engine.session
+        session.launch = replace(session.launch, last_step=reached)
+        for _ in range(2):
+            _compiled().fit(X, Y, batch_size=4, verbose=0)
+    places = [event for event in events if isinstance(event, ev.Restored)]
+    told = [(place.name, place.step, place.lost_steps) for place in places]
+    assert told == ([("", 0, reached)] if reached else [])

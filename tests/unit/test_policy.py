@@ -10,7 +10,7 @@ import pytest
 from oomrun.core import events as ev
 from oomrun.core.diagnosis import Cause, Diagnosis
 from oomrun.core.policy import Fail, Finish, Limits, Restart, Stop, decide
-from oomrun.core.state import JobState
+from oomrun.core.state import JobState, replay
 
 LIMITS = Limits(max_restarts={"oom": 10, "crash": 3, "preemption": None, "hang": 3})
 
@@ -202,6 +202,55 @@ def test_a_script_that_raises_without_a_step_would_do_so_again() -> None:
     assert isinstance(decision, Fail)
     moved = state(script=REPORT, step=5, step_at_attempt_start=4)
     assert isinstance(decide(ended(Cause.CRASH), moved, LIMITS), Restart)
+
+
+@pytest.mark.parametrize("window", [1, 50, 400])
+@pytest.mark.parametrize("cause", [Cause.CRASH, Cause.HOST_OOM, Cause.DEVICE_OOM])
+def test_an_attempt_that_began_anew_has_trained_what_it_trained(
+    cause: Cause, window: int
+) -> None:
+    """Below where the one before was, which had no checkpoint yet."""
+    device = {"id": "cpu:0", "kind": "cpu", "limit_bytes": 100}
+    events: list[ev.Event] = []
+    for attempt, steps in ((1, 450), (2, 400)):
+        plan = {"global_batch_size": 64, "devices": [device]}
+        events.append(ev.AttemptStarted(at=1.0, attempt=attempt, plan=plan))
+        events += [
+            ev.Progressed(
+                at=1.0,
+                attempt=attempt,
+                fit=1,
+                step=step,
+                samples=step * 64,
+                epoch=1,
+                step_in_epoch=step,
+                loss=0.5,
+                window_steps=min(window, step),
+                step_s=0.1,
+                global_batch_size=64,
+                micro_batch_size=1,
+                memory=(),
+            )
+            for step in range(min(window, steps), steps + 1, window)
+        ]
+    events.append(
+        ev.OomOccurred(
+            at=1.0,
+            attempt=2,
+            rank=0,
+            device="cpu:0",
+            kind="device",
+            phase="gradients",
+            recovery="restart",
+            micro_batch_size=1,
+            step=400,
+            message="",
+        )
+    )
+    seen = replace(replay(events), script=replace(REPORT, attempt=2))
+    assert seen.step == 400 // window * window
+    killed = replace(ended(cause), container=cause is Cause.HOST_OOM)
+    assert isinstance(decide(killed, seen, LIMITS), Restart)
 
 
 def test_a_script_that_raises_twice_at_one_step_would_do_so_again() -> None:

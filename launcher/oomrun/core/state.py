@@ -336,6 +336,10 @@ def _progressed(state: JobState, event: ev.Progressed) -> JobState:
         peaks=state_memory.peaks(state, event.memory),
         measured=measured,
         last_training_step=max(state.last_training_step, event.step),
+        # An attempt that found no checkpoint began below where the last one was.
+        step_at_attempt_start=max(
+            0, min(state.step_at_attempt_start, event.step - event.window_steps)
+        ),
         budget_used=used,
     )
 

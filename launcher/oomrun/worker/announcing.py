@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from oomrun.worker.session import Session
 
 __all__ = [
-    "Window", "finite", "fit_started", "micro_batch_planned", "optimizer_replaced",
-    "progressed", "sizes_tried", "state_measured",
+    "Window", "began_anew", "finite", "fit_started", "micro_batch_planned",
+    "optimizer_replaced", "placed", "progressed", "sizes_tried", "state_measured",
 ]  # fmt: skip
 
 _PEAK_ROSE = 1.02
@@ -32,6 +32,35 @@ class Window:
     began: float = field(default_factory=time.monotonic)
     steps: int = 0
     seconds: float = 0.0
+
+
+def placed(session: Session, call: FitCall, name: str) -> None:
+    """Reports from where training goes on, and the steps lost since.
+
+    Args:
+        session: the training, put there.
+        call: the fit.
+        name: of the checkpoint; empty: there is none for this fit.
+    """
+    session.placed = True
+    session.channel.send(
+        ev.Restored(
+            at=time.time(),
+            attempt=session.launch.attempt,
+            name=name,
+            fit=call.number,
+            step=session.step,
+            samples=session.samples,
+            lost_steps=max(0, session.launch.last_step - session.step),
+        )
+    )
+
+
+def began_anew(session: Session, call: FitCall) -> None:
+    """Reports the first fit without a checkpoint, where training had been further."""
+    if not session.placed and session.launch.last_step > session.step:
+        placed(session, call, "")
+    session.placed = True
 
 
 def fit_started(

@@ -160,6 +160,7 @@ def _told(event: ev.Event) -> tuple[str, str] | None:
         case ev.CheckpointSaved():
             return "checkpoint", event.name
         case ev.Restored():
-            return "restored", f"{event.name}: {event.lost_steps} steps lost"
+            place = event.name or "the beginning"
+            return "restored", f"{place}: {event.lost_steps} steps lost"
         case _:
             return None

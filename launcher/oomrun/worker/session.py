@@ -40,7 +40,8 @@ class Session:
     """The training of one script in one process.
 
     ``group`` are the workers that take each step together, None for one alone;
-    ``pass_size`` is then the samples a pass of this worker's share.
+    ``pass_size`` is then the samples a pass of this worker's share. It is ``placed``
+    once it has told where training goes on.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Session:
         self._due = ""
         self._saved_at = time.monotonic()
         self._unsettled: Callable[[], None] | None = None
+        self.placed = False
         self.store = Store(launch, channel)
 
     @property
@@ -109,6 +111,8 @@ class Session:
             number=self._fits, fingerprint=fingerprint, model=model, epochs=epochs
         )
         call.saved = self.store.find(call.number, fingerprint)
+        if call.saved is None:
+            announcing.began_anew(self, call)
         return call
 
     def restored(self, call: FitCall, state: dict[str, Any]) -> None:
@@ -117,14 +121,7 @@ class Session:
         self.micro_batches.step = self.step
         call.epoch, call.batches = state["epoch"], state["batches"]
         call.entered = call.batches
-        self._send(
-            ev.Restored,
-            name=state["name"],
-            fit=call.number,
-            step=self.step,
-            samples=self.samples,
-            lost_steps=max(0, self.launch.last_step - self.step),
-        )
+        announcing.placed(self, call, state["name"])
 
     def current_micro_batch(self) -> int | None:
         """The micro-batch in use, None before the first batch."""
