@@ -11,6 +11,7 @@ from oomrun.core import events as ev
 from oomrun.core.diagnosis import Cause, Diagnosis
 from oomrun.core.policy import Fail, Finish, Limits, Restart, Stop, decide
 from oomrun.core.state import JobState, replay
+from oomrun.own_events import decision_made
 
 LIMITS = Limits(max_restarts={"oom": 10, "crash": 3, "preemption": None, "hang": 3})
 
@@ -340,3 +341,42 @@ def test_leaks_are_not_counted_against_any_limit() -> None:
     used = dict.fromkeys(("oom", "crash", "preemption", "hang", "leak"), 10**6)
     decision = decide(ended(Cause.LEAK), leaking(500, used=used), LIMITS)
     assert isinstance(decision, Restart)
+
+
+@pytest.mark.parametrize("allowed", [0, 3])
+def test_leaks_end_where_no_checkpoint_keeps_what_was_trained(allowed: int) -> None:
+    """A disk that stays full: each attempt trains the same steps."""
+    limits = replace(LIMITS, max_restarts={**LIMITS.max_restarts, "crash": allowed})
+    leak = leaking(500).last_leak
+    assert leak is not None
+    for saved in (True, False):
+        seen, made = JobState(), 0
+        while made < 50:
+            made += 1
+            begun = 20 * (made - 1) if saved else 0
+            seen = seen.after(ev.AttemptStarted(at=1.0, attempt=made, plan={}))
+            for step in range(begun + 1, begun + 21):
+                seen = seen.after(
+                    ev.Progressed(
+                        at=1.0,
+                        attempt=made,
+                        fit=1,
+                        step=step,
+                        samples=step,
+                        epoch=1,
+                        step_in_epoch=step,
+                        loss=0.5,
+                        window_steps=1,
+                        step_s=0.1,
+                        global_batch_size=64,
+                        micro_batch_size=64,
+                        memory=(),
+                    )
+                )
+            seen = seen.after(leak)
+            decision = decide(ended(Cause.LEAK), seen, limits)
+            seen = seen.after(decision_made(made, ended(Cause.LEAK), decision))
+            if isinstance(decision, Fail):
+                assert "can checkpoints be written?" in decision.reason
+                break
+        assert made == (50 if saved else allowed + 2)

@@ -96,7 +96,7 @@ def decide(
     if cause is Cause.MISCONFIGURATION:
         return Fail(reason=diagnosis.summary, exit_code=4)
     if cause is Cause.LEAK:
-        # Not counted: memory can only grow where training moves.
+        # Not counted where training moves on.
         return _after_leak(diagnosis, state, limits)
     used = state.budget_used[cause.budget]
     allowed = limits.max_restarts.get(cause.budget, 0)
@@ -271,6 +271,13 @@ _ROOM = 0.25
 def _after_leak(diagnosis: Diagnosis, state: JobState, limits: Limits) -> Decision:
     leak, size = state.last_leak, state.micro_batch_size
     may = "micro_batch" in limits.levers and not limits.micro_batch_fixed
+    allowed = limits.max_restarts.get("crash", 0)
+    if allowed is not None and state.leaks_in_place > allowed:
+        return Fail(
+            reason=f"{diagnosis.summary}. The restarts before went back to where they "
+            "came from, so training does not move on: can checkpoints be written? "
+            f"(recovery.max_restarts.crash: {allowed})"
+        )
     if leak is None or leak.device == HOST_ID or not size or size < 2 or not may:
         return Restart(reason=diagnosis.summary)
     if leak.grown_bytes >= _ROOM * leak.budget_bytes:

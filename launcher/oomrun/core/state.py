@@ -68,6 +68,7 @@ class JobState:
         script: how the current attempt's script ended.
         ended_before: the same of the attempt before, since a person started the run,
             and its last step.
+        leaks_in_place: restarts for a leak since training last moved.
         last_cause: why the last attempt that has ended did so, a ``Cause``'s value.
         levers: what was changed to save memory beside the micro-batch, in this order.
         levers_tried: those, and the ones that were taken back.
@@ -142,6 +143,7 @@ class JobState:
     ended_before: tuple[ev.ScriptEnded, int] | None = None
     last_oom: ev.OomOccurred | None = None
     last_leak: ev.LeakFound | None = None
+    leaks_in_place: int = 0
     notes: tuple[tuple[str, str], ...] = ()
     levers: tuple[str, ...] = ()
     levers_tried: frozenset[str] = frozenset()
@@ -341,6 +343,7 @@ def _progressed(state: JobState, event: ev.Progressed) -> JobState:
             0, min(state.step_at_attempt_start, event.step - event.window_steps)
         ),
         budget_used=used,
+        leaks_in_place=0 if moved else state.leaks_in_place,
     )
 
 
@@ -382,6 +385,8 @@ def _decided(state: JobState, event: ev.DecisionMade) -> JobState:
         traces=traces,
         restarts=restarts,
         budget_used=used,
+        leaks_in_place=state.leaks_in_place
+        + (event.action == "restart" and event.cause == "leak"),
         last_decision=event.reason,
         micro_batch_size=event.micro_batch_size or state.micro_batch_size,
         micro_batch_limit=event.micro_batch_size or state.micro_batch_limit,
