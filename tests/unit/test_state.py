@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -195,3 +196,23 @@ def test_growing_back_forgets_what_failed() -> None:
     )
     assert (back.micro_batch_failed, back.micro_batch_limit) == (None, 64)
     assert back.in_process_recoveries == shrunk.in_process_recoveries == 1
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        lambda n: ev.CheckpointFailed(at=1.0, attempt=1, step=n, reason=f"{n}: full"),
+        lambda n: ev.CheckpointRejected(at=1.0, attempt=1, name=f"{n}", reason="torn"),
+        lambda n: ev.Noted(at=1.0, attempt=1, code="c", text=f"{n}"),
+    ],
+)
+def test_a_night_of_trouble_leaves_no_night_of_notes(
+    event: Callable[[int], ev.Event],
+) -> None:
+    state = replay(map(event, range(1000)))
+    assert 0 < len(state.notes) < 100
+    other = ev.Noted(at=1.0, attempt=1, code="other", text="seen")
+    failed = ev.CheckpointFailed(at=1.0, attempt=1, step=7, reason="the last")
+    after = replay([other, *map(event, range(1000)), failed])
+    assert ("other", "seen") in after.notes
+    assert after.notes[-1] == ("checkpoint", "the last")

@@ -211,7 +211,11 @@ class JobState:
                 return replace(
                     state,
                     checkpoint_failures=state.checkpoint_failures + 1,
-                    notes=(*state.notes, ("checkpoint", event.reason)),
+                    # The last one only: a disk that stays full says it all night.
+                    notes=(
+                        *(note for note in state.notes if note[0] != "checkpoint"),
+                        ("checkpoint", event.reason),
+                    ),
                 )
             case ev.CheckpointMirrored():
                 return replace(state, mirrored=event)
@@ -223,9 +227,7 @@ class JobState:
                 return replace(state, levers=levers, levers_tried=tried)
             case ev.CheckpointRejected():
                 text = f"{event.name}: {event.reason}"
-                return replace(
-                    state, notes=(*state.notes, ("checkpoint-rejected", text))
-                )
+                return _noted(state, "checkpoint-rejected", text)
             case ev.Restored():
                 return replace(
                     state,
@@ -236,7 +238,7 @@ class JobState:
                     lost_steps=state.lost_steps + event.lost_steps,
                 )
             case ev.Noted():
-                return _noted(state, event)
+                return _noted(state, event.code, event.text)
             case ev.FitEnded():
                 return replace(
                     state,
@@ -362,10 +364,10 @@ def _checkpoint_saved(state: JobState, event: ev.CheckpointSaved) -> JobState:
     )
 
 
-def _noted(state: JobState, event: ev.Noted) -> JobState:
-    if (event.code, event.text) in state.notes or len(state.notes) >= 99:
+def _noted(state: JobState, code: str, text: str) -> JobState:
+    if (code, text) in state.notes or len(state.notes) >= 99:
         return state
-    return replace(state, notes=(*state.notes, (event.code, event.text)))
+    return replace(state, notes=(*state.notes, (code, text)))
 
 
 def _decided(state: JobState, event: ev.DecisionMade) -> JobState:
