@@ -91,7 +91,8 @@ def supervise(
         gang: further hosts that the workers run on.
 
     Raises:
-        SpecError: the job's mathematics differ from those of the run in its folder.
+        SpecError: the job's mathematics differ from those of the run in its folder, or
+            it is to start over, and what would be renamed is not the run's alone.
         InfeasiblePlanError: nothing fits.
         PlatformError: the run is locked by another, or its files cannot be written.
     """
@@ -142,6 +143,7 @@ def _held(job: Job) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.locked())
         if job.fresh and folder.journal.exists():
+            takeover.check_apart(job)
             _start_over(job)
             stack.enter_context(folder.locked())
         yield

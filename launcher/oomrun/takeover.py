@@ -13,13 +13,14 @@ from typing import Any
 from oomrun import journal
 from oomrun.core import events as ev
 from oomrun.core.diagnosis import Cause, Diagnosis, Evidence, diagnose
-from oomrun.core.errors import JournalError, would_train_another
-from oomrun.core.spec import mathematics
+from oomrun.core.errors import JournalError, Problem, SpecError, would_train_another
+from oomrun.core.spec import Script, mathematics
 from oomrun.core.state import JobState, replay
-from oomrun.launching import Job
+from oomrun.launching import Job, checkpoint_dir
 
 __all__ = [
     "changed_keys",
+    "check_apart",
     "check_same",
     "end_of_lost_attempt",
     "reason",
@@ -34,6 +35,45 @@ def run_id(path: Path) -> str:
         return replay(journal.read(path)).run_id
     except JournalError:
         return ""  # starting over is the way out of a damaged journal
+
+
+def check_apart(job: Job) -> None:
+    """Refuses to start over where the earlier run's folders hold more than the run.
+
+    They are renamed as they are, and all that is in them with them.
+
+    Raises:
+        SpecError: naming the folder and what is in it.
+    """
+    run_dir, checkpoints = job.run_dir.path, checkpoint_dir(job)
+    others = {"the folder that oomrun was called in": job.cwd}
+    problem = _holding(job, "--run-dir", run_dir, others)
+    if checkpoints.resolve() != run_dir.resolve():
+        others |= {"the run's own folder": run_dir, "the job file": job.job_file}
+        if isinstance(job.spec.program, Script):
+            others["the script"] = job.job_file.parent / job.spec.program.path
+        problem = problem or _holding(job, "checkpoint.dir", checkpoints, others)
+    if problem is not None:
+        raise SpecError([problem])
+
+
+def _holding(
+    job: Job, path: str, folder: Path, others: Mapping[str, Path]
+) -> Problem | None:
+    """What is wrong with a folder that is to be renamed; None: nothing is."""
+    whole = folder.resolve()
+    for name, other in others.items():
+        inside = other.resolve()
+        if inside == whole or whole in inside.parents:
+            return Problem(
+                file=str(job.job_file),
+                line=1,
+                column=1,
+                path=path,
+                message=f"{folder} holds {name}, and --fresh would rename it",
+                hint="name a folder of its own, or delete what the run left there",
+            )
+    return None
 
 
 def check_same(job: Job, state: JobState) -> None:

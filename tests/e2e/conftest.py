@@ -54,13 +54,16 @@ def run(folder: Path, stops: Stops) -> Callable[..., Outcome]:
         observers = settings.pop("observers", ())
         job = Job(
             spec=load(text, filename="job.yaml", environment={}),
-            job_file=folder / "job.yaml",
             job_text=text.encode(),
-            run_dir=RunDir(folder / "runs" / "killable"),
             cwd=folder,
             environment=os.environ,
             worker_argv=(sys.executable, str(WORKER), mode),
-            **{"timing": QUICK, **settings},
+            **{
+                "job_file": folder / "job.yaml",
+                "run_dir": RunDir(folder / "runs" / "killable"),
+                "timing": QUICK,
+                **settings,
+            },
         )
         return supervise(job, stops=stops, observers=observers)
 

@@ -218,6 +218,41 @@ def test_fresh_sets_the_old_run_aside(
     assert replay(journal.read(aside.journal)).run_id == first.state.run_id
 
 
+@pytest.mark.parametrize(
+    ("directory", "holds"),
+    [
+        (".", "the folder that oomrun was called in"),
+        ("..", "the folder that oomrun was called in"),
+        ("runs", "the run's own folder"),
+        ("link", "the run's own folder"),
+        ("conf", "the job file"),
+    ],
+)
+def test_fresh_renames_nothing_that_is_not_the_runs(
+    run: Callable[..., Outcome], folder: Path, directory: str, holds: str
+) -> None:
+    (folder / "link").symlink_to("runs")
+    text = JOB + f"checkpoint: {{dir: {folder / directory}}}\n"
+    file = folder / ("conf/job.yaml" if directory == "conf" else "job.yaml")
+    file.parent.mkdir(exist_ok=True)
+    run("finishes", text=text, job_file=file)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(SpecError, match=f"holds {holds}, and --fresh would rename"):
+        run("finishes", text=text, job_file=file, fresh=True)
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("place", [".", "../{name}", "{folder}"])
+def test_fresh_does_not_rename_the_folder_it_is_called_in(
+    run: Callable[..., Outcome], folder: Path, place: str
+) -> None:
+    run_dir = RunDir(Path(place.format(name=folder.name, folder=folder)))
+    run("finishes", run_dir=run_dir)
+    with pytest.raises(SpecError, match=r"--run-dir: .* holds the folder that oomrun"):
+        run("finishes", run_dir=run_dir, fresh=True)
+    assert replay(journal.read(run_dir.journal)).state == "completed"
+
+
 def test_another_keras_backend_is_refused(
     run: Callable[..., Outcome], folder: Path
 ) -> None:
