@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -209,6 +211,37 @@ def test_a_failure_is_told_and_the_next_one_tries_again(tmp_path: Path) -> None:
     uploads.put("step-9-9")
     assert uploads.wait(30)
     assert len(told) == 2
+
+
+def _a_name_in_no_encoding(here: Path, there: Path) -> None:
+    write(here, "step-1-1")
+    (there / "r1").mkdir(parents=True)
+    Path(os.fsdecode(os.fsencode(there / "r1") + b"/\xff")).touch()
+
+
+def _a_file_where_the_folder_was(here: Path, _: Path) -> None:
+    here.write_text("in the way")
+
+
+@pytest.mark.parametrize(
+    "trouble", [_a_name_in_no_encoding, _a_file_where_the_folder_was]
+)
+def test_a_first_look_that_fails_is_told_and_copies_go_on(
+    tmp_path: Path, trouble: Callable[[Path, Path], None]
+) -> None:
+    told: list[Any] = []
+    here, there = tmp_path / "here", tmp_path / "there"
+    trouble(here, there)
+    uploads = Uploads(launch(f"file://{there}", here), told.append)
+    assert uploads.wait(30)
+    (first,) = told
+    assert (type(first), first.name) == (ev.MirrorFailed, "")
+    assert first.reason
+    if here.is_file():
+        here.unlink()
+    uploads.put(write(here, "step-2-1").name)
+    assert uploads.wait(30)
+    assert (there / "r1" / "step-2-1" / "MANIFEST.json").exists()
 
 
 # --- bringing them back -------------------------------------------------------------

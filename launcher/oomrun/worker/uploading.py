@@ -68,7 +68,10 @@ class Uploads:
             )
 
     def _work(self) -> None:
-        self._left_over()
+        try:
+            self._left_over()
+        except Exception as error:
+            self._unforeseen("", error)
         while True:
             with self._changed:
                 self._busy = False
@@ -121,9 +124,7 @@ class Uploads:
             if (self._folder / name).exists():  # else a newer one has come
                 self._failed(name, str(error))
         except Exception as error:
-            # Whatever a file system's plugin raises: training goes on.
-            text = urls.without_secrets(str(error))[:500]
-            self._failed(name, f"{type(error).__name__}: {text}")
+            self._unforeseen(name, error)
 
     def _claim(self, remote: Remote) -> None:
         launch = self._launch
@@ -140,6 +141,11 @@ class Uploads:
 
     def _failed(self, name: str, reason: str) -> None:
         self._tell(ev.MirrorFailed, name=name, reason=reason)
+
+    def _unforeseen(self, name: str, error: Exception) -> None:
+        """Whatever a file system's plugin raises: training goes on, and copies do."""
+        text = urls.without_secrets(str(error))[:500]
+        self._failed(name, f"{type(error).__name__}: {text}")
 
     def _tell(self, event: type[Event], **fields: object) -> None:
         self._send(
