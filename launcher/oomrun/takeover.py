@@ -63,8 +63,7 @@ def _holding(
     """What is wrong with a folder that is to be renamed; None: nothing is."""
     whole = folder.resolve()
     for name, other in others.items():
-        inside = other.resolve()
-        if inside == whole or whole in inside.parents:
+        if other.resolve().is_relative_to(whole):
             return Problem(
                 file=str(job.job_file),
                 line=1,

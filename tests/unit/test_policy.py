@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import scenarios
 from oomrun.core import events as ev
 from oomrun.core.diagnosis import Cause, Diagnosis
 from oomrun.core.policy import Fail, Finish, Limits, Restart, Stop, decide
@@ -217,37 +218,18 @@ def test_an_attempt_that_began_anew_has_trained_what_it_trained(
         plan = {"global_batch_size": 64, "devices": [device]}
         events.append(ev.AttemptStarted(at=1.0, attempt=attempt, plan=plan))
         events += [
-            ev.Progressed(
-                at=1.0,
+            scenarios.progressed(
+                1.0,
+                step,
                 attempt=attempt,
-                fit=1,
-                step=step,
-                samples=step * 64,
-                epoch=1,
-                step_in_epoch=step,
-                loss=0.5,
                 window_steps=min(window, step),
-                step_s=0.1,
-                global_batch_size=64,
                 micro_batch_size=1,
                 memory=(),
             )
             for step in range(min(window, steps), steps + 1, window)
         ]
-    events.append(
-        ev.OomOccurred(
-            at=1.0,
-            attempt=2,
-            rank=0,
-            device="cpu:0",
-            kind="device",
-            phase="gradients",
-            recovery="restart",
-            micro_batch_size=1,
-            step=400,
-            message="",
-        )
-    )
+    out = scenarios.oom(1.0, "restart", size=1, step=400)
+    events.append(replace(out, attempt=2, phase="gradients", memory=()))
     seen = replace(replay(events), script=replace(REPORT, attempt=2))
     assert seen.step == 400 // window * window
     killed = replace(ended(cause), container=cause is Cause.HOST_OOM)
@@ -356,23 +338,11 @@ def test_leaks_end_where_no_checkpoint_keeps_what_was_trained(allowed: int) -> N
             begun = 20 * (made - 1) if saved else 0
             seen = seen.after(ev.AttemptStarted(at=1.0, attempt=made, plan={}))
             for step in range(begun + 1, begun + 21):
-                seen = seen.after(
-                    ev.Progressed(
-                        at=1.0,
-                        attempt=made,
-                        fit=1,
-                        step=step,
-                        samples=step,
-                        epoch=1,
-                        step_in_epoch=step,
-                        loss=0.5,
-                        window_steps=1,
-                        step_s=0.1,
-                        global_batch_size=64,
-                        micro_batch_size=64,
-                        memory=(),
-                    )
-                )
+                trained = scenarios.progressed(
+                    1.0, step, attempt=made, window_steps=1, micro_batch_size=64,
+                    memory=(),
+                )  # fmt: skip
+                seen = seen.after(trained)
             seen = seen.after(leak)
             decision = decide(ended(Cause.LEAK), seen, limits)
             seen = seen.after(decision_made(made, ended(Cause.LEAK), decision))

@@ -162,17 +162,13 @@ def _with_spare(known: MemoryModel, most: int, asked: Asked) -> Asked:
 
 def _largest_that_ran(known: MemoryModel, most: int, budget: int) -> int:
     needed = known.needed
+    told, ran_within = known.measured, known.recorded.ran_within
     fitting = (
         size
         for size, peak in needed.items()
-        if size <= most and (peak <= budget or _ran_within(known, size, budget))
+        if size <= most and (peak <= budget or ran_within(size, told.get(size), budget))
     )
     return max(fitting, default=0)
-
-
-def _ran_within(known: MemoryModel, size: int, budget: int) -> bool:
-    peak = known.measured.get(size)
-    return peak is not None and known.recorded.ran_within(size, peak, budget)
 
 
 def _least(known: MemoryModel, most: int) -> int:

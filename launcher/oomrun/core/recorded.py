@@ -122,7 +122,7 @@ class Recorded:
         then = allocations.at_size(self.best, size)
         return allocations.pool_peak(then, self.pool_bytes) or self.pool_bytes
 
-    def ran_within(self, size: int, peak: int, budget_bytes: int) -> bool:
+    def ran_within(self, size: int, peak: int | None, budget_bytes: int) -> bool:
         """Whether a size that ran has stayed within a budget, and will again.
 
         What it had in use counts, and that its pieces leave a little of the pool. (A
@@ -130,11 +130,11 @@ class Recorded:
 
         Args:
             size: samples of a pass.
-            peak: that TensorFlow told of it, bytes.
+            peak: that TensorFlow told of it, bytes; None: it did not run.
             budget_bytes: what we plan into.
         """
         least = self.pools.get(size)
-        if least is None or self.pool_bytes is None:
+        if peak is None or least is None or self.pool_bytes is None:
             return False
         return peak <= budget_bytes and least <= self.pool_bytes * _RAN_IN
 

@@ -13,7 +13,6 @@ __all__ = [
     "batch_size",
     "bytes_of",
     "cut",
-    "form_of",
     "known_rows",
     "of_any_length",
     "rows",
@@ -70,20 +69,6 @@ def batch_size(data: Any) -> int:
 def specs_of(data: Any) -> Any:
     """The specs of batches like an eager one, of all sizes."""
     return with_any_rows(keras.tree.map_structure(tf.type_spec_from_value, data))
-
-
-def form_of(data: Any) -> list[Any] | None:
-    """Types and shapes but for the rows, alike where one trace of a step does for both.
-
-    None where something in the batch is no plain tensor.
-    """
-    values = [value for value in keras.tree.flatten(data) if value is not None]
-    if not all(isinstance(value, tf.Tensor) for value in values):
-        return None
-    return [
-        keras.tree.map_structure(lambda value: value is None, data),
-        *((v.dtype, v.shape.rank and v.shape[1:].as_list()) for v in values),
-    ]
 
 
 def with_any_rows(spec: Any) -> Any:

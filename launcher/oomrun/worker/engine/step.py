@@ -135,7 +135,7 @@ class StepFunction:
             return Cut(Separability.NONE, str(error))
         except trial.UNTRACEABLE as error:
             return Cut(Separability.NONE, trial.cannot_trace(error))
-        self._seen = (slicing.form_of(data), seen)
+        self._seen = (slicing.specs_of(data), seen)
         return dataclasses.replace(
             found, draws=seen.draws, suits_order=seen.suits_order
         )
@@ -372,8 +372,8 @@ class StepFunction:
         )
         batch = cutting.Batch(data, micro_batch_size)
         # It is not traced once more for what is known of it.
-        form, seen = (self._cut_as or self)._seen
-        alike = form is not None and form == slicing.form_of(data)
+        specs, seen = (self._cut_as or self)._seen
+        alike = seen is not None and specs == slicing.specs_of(data)
         returned = cutter.step(batch, self._apply, found=seen if alike else None)
         logs: Logs = returned.logs(cut.averaged)
         return logs
