@@ -6,9 +6,11 @@ fit is cut; training's micro-batch is not touched.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import keras
 import tensorflow as tf
 
 from oomrun.worker.engine import losses, models, returning, slicing, trial
@@ -50,6 +52,8 @@ class TestFunction:
         self._part = self._compiled(self._part_step)
         self._divisors = self._compiled(self._divisors_step)
         self._verdict: trial.Verdict | None = None
+        self._spec: Any = None
+        self._traced: set[Any] = set()
         self._none: list[Any] | None = None  # once it is known that there are none
 
     def __call__(self, iterator: Any) -> Any:
@@ -61,6 +65,8 @@ class TestFunction:
                 if logs is None:
                     raise StopIteration from None
                 break
+            spec = getattr(iterator, "element_spec", None)
+            self._spec = slicing.spec_alike(spec, data)
             logs = self._evaluate(data)
         return logs
 
@@ -72,6 +78,22 @@ class TestFunction:
             reduce_retracing=True,
             jit_compile=self._model.jit_compile or None,
         )
+
+    def _trace(self, function: Any, *others: Any) -> None:
+        """Traces ``function`` before it is first called, for batches of any size.
+
+        As plain Keras does. Otherwise what the graph is, and so a result's last bits,
+        would hang on which size came first: after a resume it may be another.
+        """
+        done = function in self._traced
+        self._traced.add(function)
+        if done or self._model.run_eagerly or self._spec is None:
+            return
+        spec = slicing.with_any_rows(self._spec)
+        # Batches that are unlike their spec are traced when they come.
+        with contextlib.suppress(TypeError, ValueError):
+            specs = keras.tree.map_structure(tf.type_spec_from_value, list(others))
+            function.get_concrete_function(spec, *specs)
 
     def _evaluate(self, data: Any) -> Any:
         samples = slicing.batch_size(data)
@@ -102,6 +124,7 @@ class TestFunction:
         """What ``run`` returns; None where it did not fit, and nothing has changed."""
         before = {id(v): tf.identity(v.value) for v in self._model.metrics_variables}
         try:
+            self._trace(run, *given[1:])
             result = run(*given)
         except tf.errors.ResourceExhaustedError as error:
             message = str(error)

@@ -17,6 +17,7 @@ __all__ = [
     "of_any_length",
     "rows",
     "sample",
+    "spec_alike",
     "specs_of",
     "take",
     "traced_for",
@@ -69,6 +70,27 @@ def batch_size(data: Any) -> int:
 def specs_of(data: Any) -> Any:
     """The specs of batches like an eager one, of all sizes."""
     return with_any_rows(keras.tree.map_structure(tf.type_spec_from_value, data))
+
+
+def spec_alike(spec: Any, data: Any) -> Any:
+    """``spec`` of a data set's batches, as ``data``, one of them, shows it.
+
+    None where they are unlike. A generator's None is an ``Optional`` in the spec.
+    """
+
+    def alike(part: Any, value: Any) -> Any:
+        if value is None:
+            return None
+        # Not by Keras's comparison of structures: in Keras 3.3 it asks that leaves
+        # are of one type.
+        if not isinstance(part, tf.TypeSpec) or not part.is_compatible_with(value):
+            raise TypeError(f"{value} is unlike {part}")
+        return part
+
+    try:
+        return keras.tree.map_structure(alike, spec, data)
+    except (TypeError, ValueError):
+        return None
 
 
 def with_any_rows(spec: Any) -> Any:
