@@ -171,6 +171,7 @@ def test_float32_gradients_are_those_of_the_batch(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(0)  # of all examples together, on a machine that may be busy
 @settings(QUICK, max_examples=120, derandomize=False)
 @given(cases())
 def test_fit_in_micro_batches_is_fit_at_length(case: dict[str, Any]) -> None:
@@ -178,6 +179,7 @@ def test_fit_in_micro_batches_is_fit_at_length(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(0)  # of all examples together, on a machine that may be busy
 @settings(QUICK, max_examples=60, derandomize=False)
 @given(cases())
 def test_float32_gradients_at_length(case: dict[str, Any]) -> None:
