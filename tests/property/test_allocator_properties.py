@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oomrun.core import allocations
+from oomrun.core import allocations, reading_ahead
 from oomrun.core.allocations import FREE, HELD, Recording
 from oomrun.core.allocator import Pool, rounded
 
@@ -76,13 +76,13 @@ def test_a_pool_hands_out_what_the_rules_say(
 
 
 @st.composite
-def recordings(draw: st.DrawFn) -> Recording:
+def recordings(draw: st.DrawFn, *, with_early: bool = True) -> Recording:
     size = draw(st.sampled_from([5, 7, 11, 13, 31, 61]))
     rows = draw(st.lists(st.integers(1, 4000), min_size=1, max_size=20))
     fixed = draw(st.lists(st.integers(1, 100_000), max_size=10))
     requests = [size * n for n in rows] + [n + (n % size == 0) for n in fixed]
     requests = draw(st.permutations(requests))
-    early = draw(st.integers(0, len(requests) // 2))
+    early = draw(st.integers(0, len(requests) // 2)) if with_early else 0
     live, moves = list(range(early)), []
     waiting = list(range(early, len(requests)))
     while waiting or (live and draw(st.booleans())):
@@ -136,3 +136,62 @@ def test_what_is_held_beside_is_needed_too(recording: Recording, more: int) -> N
     then = allocations.with_more(recording, more)
     needed = allocations.needed_bytes(recording)
     assert allocations.needed_bytes(then) == needed + more
+
+
+@given(
+    recordings(with_early=False),
+    st.integers(1, 2000).map(lambda n: 256 * n),
+    st.floats(1, 2),
+    st.integers(0, 60),
+)
+def test_where_no_moment_is_bad_a_later_step_has_room(
+    recording: Recording, batch_bytes: int, roomier: float, moment: int
+) -> None:
+    """The batch is put where a real pool puts it, then a step begins with it there."""
+    least = allocations.least_pool(allocations.with_more(recording, batch_bytes))
+    pool_bytes = rounded(int(least * roomier))
+    bad = reading_ahead.share_without_room(recording, pool_bytes, batch_bytes)
+    pieces = {
+        pool.piece_for(batch_bytes)
+        for pool in allocations.played(recording, pool_bytes)
+        if pool is not None
+    }
+    freed = {~move for move in recording.moves if move < 0}
+    ends = (~n for n in range(len(recording.requests)) if n not in freed)
+    moves = (*recording.moves, *ends)
+    room = _two_steps(recording, moves, pool_bytes, batch_bytes, moment)
+    if len(pieces - {None}) <= 8 and bad in (0, 1):  # all of them were tried
+        assert room in (None, bad == 0)
+
+
+def _two_steps(
+    recording: Recording,
+    moves: tuple[int, ...],
+    pool_bytes: int,
+    batch_bytes: int,
+    moment: int,
+) -> bool | None:
+    """Whether a second step has room; None where the first had none for the batch."""
+    pool = Pool(pool_bytes)
+    layout = tuple(allocations.squeezed(recording.layout, pool_bytes))
+    begun = [pool.allocate(n, exactly=True) for n, _ in layout]
+    for address, (_, what) in zip(begun, layout, strict=True):
+        if what == FREE and address is not None:
+            pool.free(address)
+    for step in (1, 2):
+        places: dict[int, int] = {}
+        for number, move in enumerate(moves):
+            if step == 1 and number == moment:
+                piece = pool.piece_for(batch_bytes)
+                if piece is None or pool.allocate(batch_bytes) is None:
+                    return None
+            if move < 0:
+                pool.free(places.pop(~move))
+                continue
+            address = pool.allocate(recording.requests[move])
+            if address is None:
+                return None if step == 1 else False
+            places[move] = address
+        if step == 1 and moment >= len(moves) and pool.allocate(batch_bytes) is None:
+            return None
+    return True

@@ -14,7 +14,7 @@ what any other size asks for. Only the workspace of some operations follows othe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -23,7 +23,7 @@ from oomrun.core.allocator import Pool, rounded
 
 __all__ = [
     "FREE", "HELD", "Recording", "at_size", "fits", "least_pool", "needed_bytes",
-    "pool_peak", "telling_size", "with_more",
+    "played", "pool_peak", "squeezed", "telling_size", "with_more",
 ]  # fmt: skip
 
 #: How near the least pool is searched for.
@@ -123,7 +123,15 @@ def needed_bytes(recording: Recording) -> int:
 
 
 def pool_peak(recording: Recording, pool_bytes: int) -> int | None:
-    """The most bytes that a pool would have handed out; None where it would run out.
+    """The most bytes that a pool would have handed out; None where it would run out."""
+    peak = None
+    for pool in played(recording, pool_bytes):
+        peak = pool.peak if pool is not None else None
+    return peak
+
+
+def played(recording: Recording, pool_bytes: int) -> Iterator[Pool | None]:
+    """The pool as the step begins, and after each move; None, at last: it ran out.
 
     Where it is smaller than what lay in the pool that was recorded, with what was free
     in between, there is as much less between.
@@ -131,10 +139,11 @@ def pool_peak(recording: Recording, pool_bytes: int) -> int | None:
     pool = Pool(pool_bytes)
     places: dict[int, int] = {}
     holes: list[int] = []
-    for length, what in _squeezed(recording.layout, pool_bytes):
+    for length, what in squeezed(recording.layout, pool_bytes):
         address = pool.allocate(length, exactly=True)
         if address is None:
-            return None
+            yield None
+            return
         if what == FREE:
             holes.append(address)
         elif what != HELD:
@@ -142,18 +151,21 @@ def pool_peak(recording: Recording, pool_bytes: int) -> int | None:
     for hole in holes:
         pool.free(hole)
     pool.peak = pool.in_use
+    yield pool
     for move in recording.moves:
         if move < 0:
             pool.free(places.pop(~move))
+            yield pool
             continue
         address = pool.allocate(recording.requests[move])
         if address is None:
-            return None
+            yield None
+            return
         places[move] = address
-    return pool.peak
+        yield pool
 
 
-def _squeezed(
+def squeezed(
     layout: tuple[tuple[int, int], ...], pool_bytes: int
 ) -> Iterable[tuple[int, int]]:
     """``layout`` with what is free in it cut down from above, to fit into the pool."""

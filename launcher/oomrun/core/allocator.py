@@ -27,6 +27,11 @@ def rounded(size: int) -> int:
     return max(GRAIN, -(-size // GRAIN) * GRAIN)
 
 
+def _is_split(length: int, wanted: int) -> bool:
+    """Whether the rest of a free piece stays free."""
+    return length >= 2 * wanted or length - wanted >= _LARGEST_WASTE
+
+
 class Pool:
     """One piece of ``size`` bytes, all of it free.
 
@@ -54,8 +59,7 @@ class Pool:
         if place == len(self._free):
             return None
         length, address = self._free.pop(place)
-        waste = length - wanted
-        if length >= 2 * wanted or waste >= _LARGEST_WASTE or (exactly and waste):
+        if _is_split(length, wanted) or (exactly and length > wanted):
             self._put(address, wanted)
             self._put(address + wanted, length - wanted)
             bisect.insort(self._free, (length - wanted, address + wanted))
@@ -64,6 +68,15 @@ class Pool:
         self.in_use += length
         self.peak = max(self.peak, self.in_use)
         return address
+
+    def piece_for(self, size: int) -> tuple[int, int] | None:
+        """Address and length of the piece that ``allocate`` would hand out now."""
+        wanted = rounded(size)
+        place = bisect.bisect_left(self._free, (wanted, -1))
+        if place == len(self._free):
+            return None
+        length, address = self._free[place]
+        return address, wanted if _is_split(length, wanted) else length
 
     def free(self, address: int) -> None:
         """Takes a piece back."""
