@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from oomrun.cli.log_file import excerpt
 from oomrun.core.judging import judge
 from oomrun.core.log_forms import FORMS, MAY_MATTER
+from oomrun.core.log_forms_translated import TRANSLATED, TRANSLATED_EXHAUSTIONS
 from oomrun.core.log_lines import lines, unwrapped
 from oomrun.core.remedies import LEVERS
 from oomrun.core.verdict import clues_of, to_json
@@ -107,4 +108,32 @@ def test_a_line_is_found_wherever_it_is_in_a_long_log(before: int, after: int) -
     log = filler * (before // 25) + oom + filler * (after // 25)
     found = excerpt(io.BytesIO(log))
     assert oom.decode().strip() in found.text
+    assert len(found.text) < 2**20
+
+
+EXHAUSTIONS = [form for form in TRANSLATED if form.role == "error"]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.one_of([st.from_regex(form.pattern, fullmatch=True) for form in EXHAUSTIONS]))
+def test_the_search_knows_all_that_the_translated_forms_match(said: str) -> None:
+    assert any(word in said for word in TRANSLATED_EXHAUSTIONS)
+    assert all(len(word) > 2 for word in TRANSLATED_EXHAUSTIONS)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "OSError: [Errno 12] Nicht genügend Hauptspeicher verfügbar",
+        "cp: error al escribir 'a.h5': No queda espacio en el dispositivo",
+        "tar: a.h5: Ошибка записи: На устройстве не осталось места",
+        "bash: fork: 无法分配内存",
+        "bash: fork: メモリを確保できません",
+    ],
+)
+@pytest.mark.parametrize("filler", ["step 3 of 9\n", "10/90 ━━━━ loss: 0.3\n"])
+def test_a_translated_line_is_found_in_a_long_log(said: str, filler: str) -> None:
+    many = filler * (2**20 // len(filler))
+    found = excerpt(io.BytesIO(f"{many}{said}\n{many}".encode()))
+    assert said in found.text
     assert len(found.text) < 2**20

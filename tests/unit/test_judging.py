@@ -119,6 +119,55 @@ def wrapped(row: dict[str, Any], width: int) -> str:
     return kind
 
 
+def test_the_limit_of_protobuf_is_the_one_that_is_told() -> None:
+    rejected = (
+        "A protocol message was rejected because it was too big (more than %d bytes)"
+    )
+    said = {
+        rejected % 67108864: "64MiB",
+        rejected % 2147483647: "2 GB",
+        rejected % 1073741824: "1GiB",
+        "protobuf message exceeds 64MB": "64 MB",
+        "tensorflow.GraphDef exceeded maximum protobuf size of 2GB: 3": "2 GB",
+        "ValueError: GraphDef cannot be larger than 2GB.": "2 GB",
+        "InvalidProtocolBufferException: Protocol message was too large.": "2 GB",
+    }
+    for text, limit in said.items():
+        found = verdict(text)
+        assert found.kind == "protobuf_limit", text
+        assert f"({limit})" in found.summary, text
+
+
+def test_a_file_that_is_too_large_is_no_full_disk() -> None:
+    for text, code in (
+        ("OSError: [Errno 27] File too large: '/out/a.h5'", 1),
+        ("cp: error writing '/mnt/a.h5': File too large", 1),
+        ("Epoch 1/2", 153),
+    ):
+        found = verdict(text, code)
+        assert (found.kind, found.levers) == ("disk", ("fix_disk",)), text
+        assert "ulimit -f" in found.summary, text
+
+
+def test_a_full_disk_after_an_exhaustion_is_a_second_thing() -> None:
+    text = (
+        "OOM when allocating tensor with shape[8,4] and type float on /job:localhost/"
+        "replica:0/task:0/device:GPU:1 by allocator GPU_1_bfc\n"
+        "step 77 failed, writing an emergency checkpoint\n"
+        "ResourceExhaustedError: /o/a_temp/part-0; No space left on device [Op:SaveV2]"
+    )
+    found = verdict(text)
+    assert (found.kind, found.phase) == ("gpu_allocator", "unknown")
+    assert found.facts.device == "GPU:1"
+    assert "disk_full" in found.signs
+    assert found.levers[-1] == "fix_disk"
+    # Where it had gone on, the disk is all that ended it.
+    alone = verdict(
+        text.replace("step 77 failed, writing", "step 77 loss 0.1\nwriting")
+    )
+    assert (alone.kind, alone.levers) == ("disk", ("fix_disk",))
+
+
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 
 

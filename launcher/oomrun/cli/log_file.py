@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from oomrun.core.log_forms_translated import TRANSLATED_EXHAUSTIONS
+
 __all__ = ["Excerpt", "excerpt", "excerpt_of"]
 
 _CHUNK = 2**20
@@ -23,13 +25,22 @@ _MOST_IN_A_CHUNK = 64
 _SAMPLE = 64 * 2**10
 _MOST_CONTROL = 0.08
 _MOST_ZEROS = 0.002
-# One of them is in all that says that memory, or a disk, ran out. Searching for a few
-# words is as fast as reading; matching the forms of all lines is not.
-_WORDS = (
+# One of them is in most that says that memory, or a disk, ran out. Searching for words
+# is nearly as fast as reading; matching the forms of all lines is not.
+_ENGLISH = (
     b"ut of memory", b"ut of Memory", b"UT_OF_MEMORY", b"ut-of-memory", b"OOM",
     b"oom-kill", b"oom_kill", b"EXHAUSTED", b"xhausted", b"MemoryError", b"bad_alloc",
     b"ALLOC_FAILED", b"llocate memory", b"No space left", b"Killed process",
+    b"[Errno ",
 )  # fmt: skip
+_TRANSLATED = tuple(word.encode() for word in TRANSLATED_EXHAUSTIONS)
+_WORDS = (*_ENGLISH, *filter(bytes.isascii, _TRANSLATED))
+_WITH_LETTERS = tuple(word for word in _TRANSLATED if not word.isascii())
+# In UTF-8 all bytes but the first of a letter that English lacks. The bars that show
+# progress begin with E2.
+_NO_LETTER = bytes(
+    byte for byte in range(256) if byte == 0xE2 or not 0xC3 <= byte <= 0xED
+)
 _COMPRESSED = {
     b"\x1f\x8b": "gzip -dc", b"\x28\xb5\x2f\xfd": "zstd -dc", b"BZh": "bzip2 -dc",
     b"\xfd7zXZ": "xz -dc", b"PK\x03\x04": "unzip -p",
@@ -111,7 +122,10 @@ def _keep(
 
 
 def _of_interest(part: bytes) -> Iterator[bytes]:
-    spots = sorted(spot for word in _WORDS if word in part for spot in _all(word, part))
+    words = _WORDS
+    if not part.isascii() and part.translate(None, _NO_LETTER):
+        words = (*words, *_WITH_LETTERS)
+    spots = sorted(spot for word in words if word in part for spot in _all(word, part))
     done = -1
     for spot in spots:
         if spot < done:

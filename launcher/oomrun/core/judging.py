@@ -15,6 +15,7 @@ from oomrun.core import remedies
 from oomrun.core.causes import Cause
 from oomrun.core.judging_text import (
     CAUSES,
+    FILE_SIZE,
     SUMMARIES,
     by_text,
     decisive_error,
@@ -37,6 +38,10 @@ def judge(clues: Clues) -> Verdict:
     phase = remedies.phase(clues.text, found.facts) if found.is_oom else "unknown"
     if found.kind == "gpu_context":
         phase = "start"
+    if found.is_oom and found.kind != "shm" and _disk_full(reading):
+        signs = (*signs, "disk_full")
+        # What was being written is the rescue, afterwards.
+        phase = "unknown" if phase == "checkpoint" else phase
     found = replace(found, signs=signs, phase=phase)
     if found.kind == "host_killed":
         found = replace(found, facts=warned_of(reading))
@@ -45,6 +50,10 @@ def judge(clues: Clues) -> Verdict:
     )
     found = replace(found, levers=found.levers or levers)
     return replace(found, summary=remedies.sentence(found.summary, found.facts, phase))
+
+
+def _disk_full(reading: Reading) -> bool:
+    return any((h.form.kind, h.form.role) == ("disk", "error") for h in reading.hits)
 
 
 # --- counters and states ------------------------------------------------------------
@@ -84,6 +93,11 @@ def _by_counters(clues: Clues, reading: Reading) -> Verdict | None:
             summary="it died of SIGBUS, as writing to shared memory does when /dev/shm "
             "is full",
         )
+    if clues.signal == 25:
+        return Verdict(
+            is_oom=False, kind="disk", cause=Cause.DISK_FULL, confidence=0.95,
+            summary=f"it died of SIGXFSZ: {FILE_SIZE}",
+        )  # fmt: skip
     return None
 
 
@@ -138,8 +152,12 @@ _STOPPED_BY_KUBERNETES = frozenset(
 
 def _by_end(clues: Clues, reading: Reading) -> Verdict:
     """Nothing says that memory ran out: what the exit code and other lines tell."""
-    others = [hit for hit in reading.hits if hit.form.role == "other"]
-    killed = [hit for hit in reading.hits if hit.form.role == "killed"]
+    left = [
+        hit for hit in reading.hits
+        if clues.exit_code != 0 or not reading.went_on_after(hit)
+    ]  # fmt: skip
+    others = [hit for hit in left if hit.form.role == "other"]
+    killed = [hit for hit in left if hit.form.role == "killed"]
     failed = bool(clues.exit_code)
     state = (clues.slurm_state or "").upper()
     if state.startswith(("PREEMPTED", "TIMEOUT", "CANCELLED", "NODE_FAIL")):
@@ -212,6 +230,11 @@ def _decisive(others: list[Hit]) -> Hit:
 def _other(hit: Hit, reading: Reading, failed: bool) -> Verdict:
     kind = hit.form.kind
     found = _not_oom(CAUSES[kind], SUMMARIES[kind], 0.8)
+    facts = _of_harmless(reading)
+    if kind == "no_capacity" and hit.line.number in reading.of_rpc:
+        found = replace(found, kind="grpc")
+    if kind in ("hardware", "device_fault"):
+        facts = together(Facts(device=reading.facts(hit, ()).device), facts)
     # What they tell of is in another log, or in nobody's power here.
     none = kind in ("peer_lost", "hardware") or (kind == "hang" and not failed)
     if kind == "no_capacity":
@@ -219,7 +242,7 @@ def _other(hit: Hit, reading: Reading, failed: bool) -> Verdict:
     return replace(
         found,
         told=hit.text,
-        facts=_of_harmless(reading),
+        facts=facts,
         levers=("none",) if none else found.levers,
     )
 
@@ -257,7 +280,7 @@ def _of_silence(clues: Clues, reading: Reading) -> Verdict:
             facts=facts,
         )
     summary = "nothing says that memory ran out"
-    if harmless or reading.hits:
+    if any(hit.form.kind != "crash" for hit in reading.hits):
         summary = "memory was short, but the program went on"
         found = _not_oom(None, summary, 0.8)
         return replace(found, told=reading.hits[-1].text, facts=facts)
@@ -265,17 +288,14 @@ def _of_silence(clues: Clues, reading: Reading) -> Verdict:
 
 
 def _of_harmless(reading: Reading) -> Facts:
-    """The device that was short of memory all the same."""
+    """What was asked for, and on which device, by what did not end it."""
     found = Facts()
     for hit in reversed(reading.hits):
         if (hit.form.kind, hit.form.role) == ("xla", "harmless"):
             continue
         if hit.form.role in ("harmless", "hint", "error"):
-            said = reading.facts(hit, ())
-            found = together(
-                found,
-                Facts(device=said.device, requested_bytes=said.requested_bytes),
-            )
+            said = replace(reading.facts(hit, ()), about_bytes=None, operation=None)
+            found = together(found, said)
     return found
 
 

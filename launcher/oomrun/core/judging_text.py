@@ -6,9 +6,11 @@ codes (``judging``), the lines (``log_reading``).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from oomrun.core import units
 from oomrun.core.causes import Cause
 from oomrun.core.log_facts import Facts, together
 from oomrun.core.log_form import Kind
@@ -29,11 +31,23 @@ def from_text(text: str, shm_free_bytes: int | None = None) -> Verdict | None:
     return by_text(clues, read(text))
 
 
+# Of a queue that ends the whole job. What comes after it was in a pipe.
+_ends_the_job = re.compile(
+    r"\bbeing killed\b|\bjob killed\b|\bTERM_MEMLIMIT\b|[Kk]illing container"
+    r"|[Cc]ontainer killed on request|\bExceeded (?:job|step) memory limit"
+)
+
+
 def _cancelled(hit: Hit, clues: Clues, reading: Reading) -> bool:
     """Whether the program got over it: it trained on, and did not end of it."""
     if not reading.went_on_after(hit):
         return False
-    return not clues.exit_code or reading.crashed_after(hit)
+    if clues.exit_code == 0:
+        return True
+    if _ends_the_job.search(hit.text):
+        # That it was cancelled follows from the kill.
+        return reading.crashed_after(hit, but="preemption")
+    return clues.exit_code is None or reading.crashed_after(hit)
 
 
 def decisive_error(clues: Clues, reading: Reading) -> Hit | None:
@@ -148,8 +162,7 @@ SUMMARIES: Mapping[str, str] = {
     "host_killed": "a process was killed since host memory ran out",
     "shm": "shared memory (/dev/shm) is full",
     "disk": "the disk is full, or a quota is used up",
-    "protobuf_limit": "a graph, constant or message is above the limit of protobuf "
-    "(2 GB)",
+    "protobuf_limit": "a graph, constant or message is above the limit of protobuf",
     "grpc": "a message is above gRPC's limit on its size",
     "device_fault": "the device or a kernel on it failed; memory did not run out",
     "hardware": "the device's hardware failed: leave it out until it was looked at",
@@ -163,6 +176,11 @@ SUMMARIES: Mapping[str, str] = {
     "no_capacity": "a cluster or a service had no room or no quota left for it: try "
     "again later, or ask for less",
 }
+
+FILE_SIZE = (
+    "a file grew above the size that is allowed for one (ulimit -f, or the file "
+    "system's limit)"
+)
 
 
 def _kind_of(hit: Hit, clues: Clues, reading: Reading) -> Kind:
@@ -183,6 +201,45 @@ def warned_of(reading: Reading) -> Facts:
     return Facts()
 
 
+_file_size = re.compile(r"too large|\bEFBIG\b|rrno (?:= )?27\b|size limit|\bSIGXFSZ\b")
+_limits = (
+    re.compile(r"(?:more|larger|bigger) than (?:the limit \()?(\d{6,12}) ?bytes"),
+    re.compile(
+        r"(?:exceed\w{0,3}|than|limited to|limit of|size of|limit is) (?:the )?"
+        r"(\d{1,5} ?[MG])i?B\b"
+    ),
+)
+_TWO_GB = 2**31
+
+
+def _summary(kind: Kind, text: str) -> str:
+    """What happened, with what the line tells of the limit."""
+    if kind == "disk" and _file_size.search(text):
+        return FILE_SIZE
+    if kind != "protobuf_limit":
+        return SUMMARIES[kind]
+    return f"{SUMMARIES[kind]} ({_protobuf_limit(text)})"
+
+
+def _protobuf_limit(text: str) -> str:
+    """2 GB since protobuf 3.2, 64 MB before, or what a program has set."""
+    found = next((m[1] for p in _limits if (m := p.search(text))), None)
+    if found is None:
+        return "2 GB"
+    if not found.isdigit():
+        return f"{found[:-1].strip()} {found[-1]}B"
+    limit = int(found)
+    return "2 GB" if _TWO_GB - limit in (0, 1) else units.format_bytes(limit)
+
+
+def _short_device(reading: Reading) -> str | None:
+    """The device of which a line told that its pool was short."""
+    return next(
+        (device for hit in reversed(_shortages(reading))
+         if (device := reading.facts(hit, ()).device)), None
+    )  # fmt: skip
+
+
 def _of_error(hit: Hit, clues: Clues, reading: Reading) -> Verdict:
     kind = _kind_of(hit, clues, reading)
     is_oom = kind in MEMORY_KINDS
@@ -191,14 +248,18 @@ def _of_error(hit: Hit, clues: Clues, reading: Reading) -> Verdict:
         facts = reading.facts(hit, DEVICE_KINDS | {"host_allocator"})
         if kind == "host_allocator":
             facts = together(facts, warned_of(reading))
+    elif kind == "shm":
+        facts = reading.facts(hit, ("shm",))
     elif kind == "protobuf_limit":
         facts = replace(
             reading.facts(hit, ()), device=None, shape=None, dtype=None, operation=None
         )
-    cause, summary = CAUSES.get(kind, Cause.DEVICE_OOM), SUMMARIES[kind]
+    cause, summary = CAUSES.get(kind, Cause.DEVICE_OOM), _summary(kind, hit.text)
     if kind == "host_allocator" and "bfc_cpu" in hit.text:
         # A pool with a limit, as a GPU's.
         cause, summary = Cause.DEVICE_OOM, "the CPU device's pool ran out of memory"
+    elif kind in DEVICE_KINDS and facts.device is None:
+        facts = replace(facts, device=_short_device(reading))
     return Verdict(
         is_oom=is_oom,
         kind=kind,

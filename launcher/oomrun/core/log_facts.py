@@ -62,6 +62,7 @@ _EXACT = (
     re.compile(r"\bcalloc (\d[\d,]*) bytes"),
     re.compile(r"\b(?:mmap|of|request(?:ed)?(?: for)?:?) (\d[\d,]*) bytes"),
     re.compile(r"\bserialize message of type \S{1,100} and size (\d+)"),
+    re.compile(r"\(size (\d+)\)"),
     re.compile(r"\b(?:[mcr]e?alloc|buffer|object) of size:? (\d+)\b(?!\.\d)"),
 )
 _about = re.compile(

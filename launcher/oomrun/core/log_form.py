@@ -23,7 +23,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["EXHAUSTED", "Form", "Kind", "Role", "form"]
+__all__ = ["EXHAUSTED", "Form", "Kind", "Role", "form", "pieces"]
 
 Kind = Literal[
     "gpu_allocator", "gpu_context", "gpu_library", "gpu_async_allocator", "xla",
@@ -48,6 +48,23 @@ class Form:
 def form(kind: Kind, role: Role, *patterns: str) -> Form:
     """A row of a table; any of the patterns makes it."""
     return Form(kind, role, re.compile("|".join(f"(?:{p})" for p in patterns)))
+
+
+# What of a pattern does not stand for itself, or need not be there.
+_group = re.compile(r"\([^()]*\)\??")
+_no_literal = re.compile(r"\[[^]]*\][?*+]?|\\b|.\?")
+
+
+def pieces(pattern: str) -> tuple[str, ...]:
+    """For each of a pattern's alternatives its longest piece of plain text.
+
+    Whatever the pattern matches has one of them in it. For patterns of words, classes
+    of characters and what is optional; the groups within may be no more than two deep.
+    """
+    for _ in range(2):
+        pattern = _group.sub("\0", pattern)
+    plain = (_no_literal.sub("\0", each) for each in pattern.split("|"))
+    return tuple(max(each.split("\0"), key=len) for each in plain)
 
 
 #: What TensorFlow and gRPC put before the words of this status.

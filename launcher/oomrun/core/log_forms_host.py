@@ -9,6 +9,12 @@ from oomrun.core.log_form import Form, form
 
 __all__ = ["HOST_GENERAL", "HOST_MEMORY"]
 
+# Of TensorFlow's allocators, those of a host: pageable, and pinned for copies to a GPU
+# ("cuda_host_bfc", "gpu_host_bfc").
+_OF_HOST = (
+    r"(?:\w{0,20}cpu\w{0,40}|CPU|mkl_bfc\w{0,20}|(?:\w{1,20}_)?host(?:_\w{1,20})?)\b"
+)
+
 HOST_MEMORY: tuple[Form, ...] = (
     # ----- memory of the host -----
     form(
@@ -26,6 +32,8 @@ HOST_MEMORY: tuple[Form, ...] = (
         r"Memory (?:quota|limit of .{1,20}) exceeded",
         r"Detected \d+ oom",
         r"cgroup out-of-memory handler",
+        # "At some point" is told of jobs that ended well, too.
+        r"\bExceeded (?:job|step) memory limit(?! at some)",
         r"ran out-of-memory and exited",
         r"task[ s\d,\[\]-]{0,40}: Out Of Memory",
         r"JobState=OUT_OF_MEMORY|\bState[:=]? *OUT_OF_ME|\bOUT_OF_ME(?:M|MORY)?\b\+?"
@@ -60,7 +68,7 @@ HOST_MEMORY: tuple[Form, ...] = (
         r"^Killed$|\bline \d+: {0,8}\d+ Killed\b",
         r"\bkilled by signal: Killed\b",
         r"\b[Ss]ignal 9\b",
-        r"(?:\(|[Rr]eceived |by |[Ss]ignal |Signals\.|of )SIGKILL\b",
+        r"(?:\(|[Rr]eceived |by |[Ss]ignal |Signals\.|of )SIGKILL\b|SIGKILL ?\(-?9\)",
         r"\b9 ?\(Killed\)|\(Killed\)$|\bstatus=9/KILL\b|zsh: killed\b",
         r"[Ee]xit(?:ed)?[ _-]?(?:with )?(?:error )?(?:code|status)?\W{1,8}(?:137|-9)\b",
         r"\bcode (?:137|-9)\b",
@@ -68,9 +76,8 @@ HOST_MEMORY: tuple[Form, ...] = (
     form(
         "host_allocator",
         "error",
-        r"\b(?:OOM|[Oo]ut of memory)\b.{0,400}\bby allocator (?:mkl)?(?:cpu|CPU)\b",
-        r"\b(?:OOM|[Oo]ut of memory)\b.{0,400}\bby allocator bfc_cpu",
-        r"Allocator \((?:bfc_cpu|mklcpu|mkl_bfc|cpu)\w{0,40}\) ran out of memory",
+        rf"\b(?:OOM|[Oo]ut of memory)\b.{{0,400}}\bby allocator {_OF_HOST}",
+        rf"Allocator \({_OF_HOST}\) ran out of memory",
         r"^(?:[\w.]{0,80}[.:] ?)?_?(?:Array)?MemoryError(?=:|$| \()",
         r"(?:Error|Exception): .{0,80}(?<![\w.])_?(?:Array)?MemoryError(?:\(|:|$)",
         r"(?:INTERNAL|UNKNOWN|Internal|Unknown)\b.{0,40}: _?(?:Array)?MemoryError\b",

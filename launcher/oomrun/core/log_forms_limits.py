@@ -47,6 +47,10 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         r".{0,60}\b(?:out[ -]of[ -]memory|oom)\b(?!.{0,200}\bTried to alloc))",
         r"(?i:\b(?:no|not|never|isn.t|wasn.t) (?:an? |any )?(?:oom|out[ -]of[ -]mem))",
         r"\b(?:PASSED|SKIPPED)$|\bOOM ?Killed\W{1,5}(?:false|no|0)\b",
+        # A list of what may have been.
+        r"potential root causes",
+        # What is large is told of, and given or read.
+        r"tcmalloc: large alloc \d|[Rr]eading dangerously large protocol message",
     ),
     # The same status and the same words, for what is no memory.
     form(
@@ -67,7 +71,8 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         r"_RESOURCE_POOL_EXHAUSTED|\bSTOCKOUT\b|[Uu]nable to provision",
         r"(?<![Dd]isk )\b[Qq]uota (?:exceeded|metrics exceed|limit)"
         r"|exceed(?:s|ed)? (?:the |your )?(?:\w+ )?(?:quota|rate limit)"
-        r"|[Rr]ate limit exceeded|\bcode 429\b",
+        r"|[Rr]ate limit exceeded|\bcode 429\b|[Tt]oo many requests"
+        r"|[Rr]esource has been exhausted \(e\.g\. check quota\)",
     ),
     form(
         "grpc",
@@ -85,7 +90,10 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         r"maximum protobuf size of 2 ?GB",
         r"GraphDef cannot be larger than",
         r"serialize message of type",
-        r"protocol message was rejected because it was too big",
+        r"[Pp]rotocol message was (?:rejected because it was )?too (?:big|large)",
+        r"\b(?:[Pp]rotobuf|[Pp]rotocol (?:buffer|message)s?|[Pp]roto)\b.{0,80}"
+        r"\b(?:exceeds|exceeded|larger than|bigger than|limited to|limit of)"
+        r" (?:the )?\d+ ?[MG]i?B\b",
         r"protocol buffer\b.{0,160}larger than the limit",
         r"exceeds (?:the )?(?:maximum )?(?:protobuf|protocol buffer|2 ?GB)\b.{0,40}"
         r"(?:limit|size|2 ?GB)",
@@ -124,6 +132,11 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         r"[Ee]phemeral (?:local )?storage usage exceeds",
         r"exceeds.{0,60}ephemeral.storage",
         r"Usage of EmptyDir volume .{0,80} exceeds the limit",
+        # One file grew above what is allowed for one.
+        r"\[Errno 27\]|\bEFBIG\b|\berrno = 27\b|\bSIGXFSZ\b",
+        r"[Ff]ile size limit exceeded",
+        r"^(?!.{0,400}(?i:http|upload|request|413)).{1,400}[:;] ?File too large"
+        r"(?= ?[\[('\"]|\.?$)",
         r"There is not enough space on the disk|[Nn]ot enough (?:free )?disk space",
         r"[Ff]ile write failed: .{0,200}(?:errno = 28|errno = 122)",
         # TensorFlow 1 said no more than the file's name.
@@ -156,6 +169,10 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
     form(
         "misconfiguration",
         "other",
+        # Said beside each cuDNN that did not start (pitfall 3). Drivers before 410 work
+        # with no CUDA that TensorFlow 2 was built for.
+        r"[Pp]ossibly insufficient driver version: (?:[1-3]?\d\d|40\d)\.",
+        r"NCCL WARN Call to ibv_\w{1,40} failed",
         r"CUDA driver version is insufficient|[Dd]river/library version mismatch",
         r"devices are busy or unavailable",
         r"no (?:CUDA-capable device|CUDA GPUs are available)",

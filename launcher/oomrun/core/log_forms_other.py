@@ -52,6 +52,12 @@ NO_MEMORY: tuple[Form, ...] = (
         r"|HorovodInternalError|Connection\w{1,20}Error|BrokenPipeError"
         r"|DistBackendError)(?=:|$)",
         r"[Hh]orovod detected that one or more processes",
+        # A parent tells that a child is gone, and does not know of what.
+        r"\b(?:TerminatedWorkerError|BrokenProcessPool|BrokenExecutor|WorkerLostError"
+        r"|WorkerCrashedError|(?:Ray)?Actor(?:Died)?Error)(?=:|$)",
+        r"[Pp]rocess pool was terminated abruptly|\) exited unexpectedly",
+        r"[Uu]nexpected task registered|[Cc]oordination agent is (?:set to|in) ERROR",
+        r"failed to connect to all addresses",
         r"\bChildFailedError\b",
         r"mpirun (?:noticed|has exited)|Primary job\s+terminated",
         r"Connection (?:reset|closed) by (?:remote )?peer",

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
-from oomrun.core.log_form import Form, form
+from oomrun.core.log_form import Form, form, pieces
 
-__all__ = ["TRANSLATED", "TRANSLATED_WORDS"]
+__all__ = ["TRANSLATED", "TRANSLATED_EXHAUSTIONS", "TRANSLATED_WORDS"]
 
 # German, French (twice), Spanish, Italian, Portuguese, Polish, Russian, Chinese,
 # Japanese, Korean.
@@ -29,7 +29,8 @@ _NO_MEMORY = (
     r"메모리를 할당할 수 없",
 )
 _NO_SPACE = (
-    r"kein (?:Speicherplatz|Platz) (?:mehr )?(?:verfügbar|auf dem Gerät)",
+    r"kein Speicherplatz (?:mehr )?(?:verfügbar|auf dem Gerät)",
+    r"kein Platz (?:mehr )?(?:verfügbar|auf dem Gerät)",
     r"Aucun espace disponible sur le périphérique|[Pp]lus d['’]espace disponible",
     r"[Nn]o queda espacio en el dispositivo",
     r"[Ss]pazio esaurito sul device|[Ss]pazio sul device esaurito",
@@ -62,4 +63,9 @@ TRANSLATED: tuple[Form, ...] = (
 #: For the filter before all forms.
 TRANSLATED_WORDS = re.compile(
     "|".join((*_NO_MEMORY, *_NO_SPACE, *_KILLED, *_FAULT, *_BUS))
+)
+
+#: Of memory or a disk that ran out; for a search that knows no patterns.
+TRANSLATED_EXHAUSTIONS = tuple(
+    piece for pattern in (*_NO_MEMORY, *_NO_SPACE) for piece in pieces(pattern)
 )

@@ -27,8 +27,16 @@ DEVICE_KINDS: frozenset[Kind] = frozenset(
 MEMORY_KINDS: frozenset[Kind] = DEVICE_KINDS | {"host_allocator", "host_killed", "shm"}
 
 _went_on = re.compile(
-    r"\b(?:loss|epoch|step|iter(?:ation)?|eta|batch)\b\W{0,3}\d|\bit/s\b|\ds/it\b"
-    r"|\bms/step\b|\bsamples/s(?:ec)?\b",
+    r"(?:\b|_)loss\b\W{0,3}\d|\bit/s\b|\ds/it\b|\bms/step\b|\bsamples/s(?:ec)?\b"
+    r"|\btrial \d+ finished with value",
+    re.IGNORECASE,
+)
+_counts = re.compile(r"\b(?:epoch|step|iter(?:ation)?|eta|batch)\b\W{0,3}\d", re.I)
+# A step that is named since it failed was not taken.
+_not_taken = re.compile(
+    r"\b(?:fail\w*|abort\w*|crash\w*|interrupt\w*|raised|died|emergency|killed|oom"
+    r"|does(?: not|n't) fit|too (?:large|big)|g[ai]ve up|stopped at)\b"
+    r"|\w(?:Error|Exception)\b",
     re.IGNORECASE,
 )
 # They name steps that are no steps of a training.
@@ -36,7 +44,9 @@ _schedulers = re.compile(r"^(?:slurmstepd|srun|sbatch|prolog|epilog)\b|\bStepId=
 _names_shm = re.compile(
     r"/dev/shm|shared_memory|SharedMemory|\bshm_open|multiprocessing\b.*\bshm"
 )
+_names_rpc = re.compile(r"\bStatusCode\.RESOURCE_EXHAUSTED\b")
 _NEAR = 8
+_OF_A_CALL = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +66,13 @@ class Reading:
         hits: the lines that matter, in their order.
         progress: (number, rank) of lines that show that a training moves.
         near_shm: numbers of lines near one that names shared memory.
+        of_rpc: numbers of lines of a call whose status gRPC tells.
     """
 
     hits: tuple[Hit, ...]
     progress: tuple[tuple[int, str], ...] = ()
     near_shm: frozenset[int] = frozenset()
+    of_rpc: frozenset[int] = frozenset()
 
     def went_on_after(self, hit: Hit) -> bool:
         """Whether whoever printed the line trained on after it."""
@@ -70,11 +82,15 @@ class Reading:
             for number, of in self.progress
         )
 
-    def crashed_after(self, hit: Hit) -> bool:
-        """Whether something else failed after the program had gone on."""
+    def crashed_after(self, hit: Hit, but: Kind | None = None) -> bool:
+        """Whether something else, not of kind ``but``, failed after it had gone on."""
         since = [n for n, _ in self.progress if n > hit.line.number]
         return bool(since) and any(
-            other.form.role in ("other", "error") and other.line.number > since[0]
+            other.form.role in ("other", "error")
+            and other.form.kind != but
+            # The same again, as the exception that a line of the log told before.
+            and (other.form.kind != "crash" or "ResourceExhausted" not in other.text)
+            and other.line.number > since[0]
             for other in self.hits
         )
 
@@ -130,10 +146,13 @@ def _read(text: str) -> Reading:
     hits: list[Hit] = []
     progress: list[tuple[int, str]] = []
     near_shm: set[int] = set()
+    of_rpc: set[int] = set()
     skip_until = 0
     for index, line in enumerate(found):
         if _names_shm.search(line.text):
             near_shm.update(range(line.number, line.number + _NEAR))
+        if _names_rpc.search(line.text):
+            of_rpc.update(range(line.number, line.number + _OF_A_CALL))
         if line.source or index < skip_until:
             continue
         form = _form_of(line.text)
@@ -141,9 +160,18 @@ def _read(text: str) -> Reading:
             hit, used = _whole(found, index, form)
             hits.append(hit)
             skip_until = index + used
-        elif _went_on.search(line.text) and not _schedulers.search(line.text):
+        elif _moves(line.text):
             progress.append((line.number, line.rank))
-    return Reading(tuple(hits), tuple(progress), frozenset(near_shm))
+    return Reading(tuple(hits), tuple(progress), frozenset(near_shm), frozenset(of_rpc))
+
+
+def _moves(text: str) -> bool:
+    """Whether a line shows that a training moves."""
+    if _schedulers.search(text):
+        return False
+    if _went_on.search(text):
+        return True
+    return _counts.search(text) is not None and not _not_taken.search(text)
 
 
 _belongs = re.compile(r"^(?:E )?\s*\[\[")

@@ -48,7 +48,7 @@ _initializer = re.compile(
 _evaluate = re.compile(
     r"in (?:test_step|evaluate|test_function|predict|predict_step|validate|run_eval"
     r"|validation_step)\b|__inference_(?:test|predict)_\w+|\bevaluat(?:e|ion|ing)\b"
-    r"|\b[Vv]alidat(?:e|ion|ing)\b|\bprediction_loop\b",
+    r"|\b[Vv]alidat(?:e|ion|ing)\b|\bprediction_loop\b|\btraining=False\b",
 )
 # An estimator evaluates when it has written a checkpoint.
 _after_checkpoint = re.compile(r"Saving checkpoints? for \d+.{0,400}\n.{0,400}OOM when")
@@ -77,6 +77,8 @@ _SIGNS = (
         r"(?:rnn|lstm|gru)[\w/]{0,80}/while|TensorArray"
         r"|\bbucket|sequence length|padded to"
     )),
+    # On the chip, of a fixed size: a kernel is too large for it.
+    ("scratch", re.compile(r"memory space (?:vmem|smem|cmem|sflag)\b")),
     ("padding", re.compile(r"Extra memory due to padding")),
     ("loader", re.compile(
         r"DataLoader|shuffle buffer|prefetch|shuffle_batch|input_pipeline|tf_data"
@@ -208,6 +210,18 @@ def levers(
     signs: Sequence[str],
 ) -> tuple[str, ...]:
     """What would help, the best first."""
+    found = _levers(kind, is_oom=is_oom, cause=cause, phase=phase, signs=signs)
+    return (*found, "fix_disk") if "disk_full" in signs else found
+
+
+def _levers(
+    kind: str,
+    *,
+    is_oom: bool,
+    cause: Cause | None,
+    phase: Phase,
+    signs: Sequence[str],
+) -> tuple[str, ...]:
     match kind:
         case "disk":
             return ("fix_disk",)
@@ -261,9 +275,9 @@ def _of_device(phase: Phase, signs: Sequence[str]) -> tuple[str, ...]:
         return ("restart_same", "fix_code")
     if "fragmentation" in signs:
         return ("restart_same", "shrink_micro_batch")
-    if {"weight", "padding", "huge_request", "sequence", "unsplit"} & set(signs) or (
-        phase in ("apply", "evaluate", "start")
-    ):
+    if {"weight", "scratch", "padding", "huge_request", "sequence", "unsplit"} & set(
+        signs
+    ) or (phase in ("apply", "evaluate", "start")):
         return ("fix_code", "shrink_micro_batch")
     if "tiny_request" in signs:
         return ("free_device", "shrink_micro_batch")
