@@ -213,4 +213,7 @@ def _needs(known: MemoryModel, size: int, budget_bytes: int) -> str:
     peak = known.predict(size)
     if peak is None:
         return f"of {budget}; what it needs is not known"
+    if peak.high_bytes > budget_bytes and known.recorded.pools:
+        # Of which it has less in use at a time.
+        return f"has room in {format_bytes(peak.high_bytes)}, with the holes in it"
     return f"needs up to {format_bytes(peak.high_bytes)} of {budget}"

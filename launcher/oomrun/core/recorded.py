@@ -30,7 +30,8 @@ _RISE = 0.1
 #: So much of the pool may be taken where a batch of the data more lies in it than lay
 #: there when it was recorded: the next ones are read while a step runs.
 _OF_POOL = 0.99
-#: So much of it may be taken by the pieces of a size that ran in it.
+#: So much of it may be taken by a step's pieces, with the holes between them, where what
+#: it has in use is within the budget.
 _RAN_IN = 0.95
 #: A smaller size that took so much more than a larger one did not take it by chance.
 _MORE = 1.02
@@ -97,8 +98,8 @@ class Recorded:
     def fits(self, size: int, budget_bytes: int) -> bool | None:
         """Whether a step surely fits; None where it is not known.
 
-        The upper end is within the budget, and there is room for one more batch of the
-        data in the pool.
+        What it has in use is within the budget, its pieces leave a little of the pool,
+        and there is room in it for one more batch of the data.
 
         Args:
             size: samples of a pass.
@@ -107,11 +108,13 @@ class Recorded:
         if self.best is None or not self.pools:
             known = self.predict(size)
             return None if known is None else known[1] <= budget_bytes
-        if not self._pool_within(size, budget_bytes, self.best):
-            return False
         if self.pool_bytes is None:
-            return True
+            return self._pool_within(size, budget_bytes, self.best)
         then = allocations.at_size(self.best, size)
+        in_use = allocations.needed_bytes(then) * (1 + self._spread(size))
+        most = max(budget_bytes, int(self.pool_bytes * _RAN_IN))
+        if in_use > budget_bytes or not self._pool_within(size, most, self.best):
+            return False
         then = allocations.with_more(then, self.batch_bytes)
         return allocations.fits(then, int(self.pool_bytes * _OF_POOL))
 
