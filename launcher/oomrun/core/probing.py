@@ -27,6 +27,8 @@ _FURTHER = 4
 #: So much of a size is trained with that ran where the pool was full: in a longer run
 #: it may run out.
 _FULL = 0.95
+#: So much of a crowded size is tried next: holes lie elsewhere at each size.
+_LESS_CROWDED = 0.93
 #: A size that takes more than this share of what a larger one took saves nothing.
 _LESS = 0.98
 #: How far the budget must be above a prediction's upper end for a size to go untried.
@@ -44,6 +46,7 @@ class Asked:
         spare_bytes: what should be left of that, if it can be had for little.
         trials_left: how many sizes may still be tried.
         failed: the smallest size that ran out of memory; None while none did.
+        crowded: the smallest that ran, but might not in each step to come.
         remembered: whether the sizes that ran are those of an earlier training.
         even: whether each other size costs a compilation, so that passes are to be of
             one size.
@@ -55,6 +58,7 @@ class Asked:
     spare_bytes: int = 0
     trials_left: int
     failed: int | None = None
+    crowded: int | None = None
     remembered: bool = False
     even: bool = False
 
@@ -100,7 +104,9 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
         most = min(most, asked.failed - 1)
     if most < 1:
         return NothingFits(reason="even one sample at a time ran out of memory")
-    asked = _with_spare(known, most, asked)
+    asked, tried = _with_spare(known, most, asked), most
+    if asked.crowded is not None and asked.crowded > 1:
+        most = min(most, max(1, int(asked.crowded * _LESS_CROWDED)))
     ran = _largest_that_ran(known, most, asked.budget_bytes)
     wanted = known.largest_within(asked.budget_bytes, most)
     if wanted == 0 and ran == 0:
@@ -111,7 +117,7 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
     credible = asked.failed is None
     if wanted == most and credible and _far_below(known, most, asked.budget_bytes):
         return replace(_settled(known, most, asked), surely=True)
-    largest = max((m for m in known.measured if m <= most), default=0)
+    largest = max((m for m in known.measured if m <= tried), default=0)
     if largest:
         wanted = min(wanted, _FURTHER * largest)
     if largest and not ran:
@@ -141,7 +147,7 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
         # take less: sums of sparse gradients grow with the number of parts.
         return _settled(known, best, asked)
     # Below a size that ran, the line is as good as a trial.
-    proven = bool(ran) or asked.remembered
+    proven = (bool(ran) and asked.crowded is None) or asked.remembered
     if (proven and wanted < largest) or asked.trials_left <= 0:
         return _settled(known, wanted if wanted < largest or not ran else ran, asked)
     return Try(size=wanted)

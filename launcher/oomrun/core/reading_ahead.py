@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import replace
 
 from oomrun.core.allocations import FREE, HELD, Recording, fits, played, squeezed
+from oomrun.core.allocator import GRAIN
 
 __all__ = ["share_without_room"]
 
@@ -74,7 +75,7 @@ def _whole(recording: Recording, pool_bytes: int) -> list[tuple[int, int]]:
     """The layout up to the pool's end, with free neighbours as one."""
     found: list[tuple[int, int]] = []
     pieces = [*squeezed(recording.layout, pool_bytes)]
-    above = pool_bytes - sum(length for length, _ in pieces)
+    above = (pool_bytes - sum(length for length, _ in pieces)) // GRAIN * GRAIN
     for length, what in (*pieces, (above, FREE)):
         if what == FREE and found and found[-1][1] == FREE:
             length += found.pop()[0]

@@ -30,8 +30,8 @@ _RISE = 0.1
 #: So much of the pool may be taken where a batch of the data more lies in it than lay
 #: there when it was recorded: the next ones are read while a step runs.
 _OF_POOL = 0.99
-#: So much of it may be taken by a step's pieces, with the holes between them, where what
-#: it has in use is within the budget.
+#: So much of it may be taken by a step's pieces, with the holes between them, where
+#: what it has in use is within the budget.
 _RAN_IN = 0.95
 #: A smaller size that took so much more than a larger one did not take it by chance.
 _MORE = 1.02

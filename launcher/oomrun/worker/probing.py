@@ -167,6 +167,7 @@ class Prober:
                 spare_bytes=spare,
                 trials_left=trials,
                 failed=sizes.failed,
+                crowded=self._recordings.crowded,
                 remembered=remembered,
                 even=by_xla,
             )

@@ -33,9 +33,9 @@ _BELOW, _BELOW_AGAIN = 0.8, 0.98
 #: A step whose least pool is no more of the device's has room wherever the data lie.
 _ROOMY = 0.8
 #: A size is not trained with where this share of a step's moments is a bad one to read
-#: the next batch. Measured in five models: 0.07 at most trained, 0.5 did once, and 1.0
-#: ran out of memory.
-_BAD_PLACES = 0.1
+#: the next batch. Measured: five models trained 20 steps with 0.13 at most, of those of
+#: 0.5 and more some ran out of memory.
+_BAD_PLACES = 0.25
 
 
 class Recordings:
@@ -50,6 +50,8 @@ class Recordings:
 
     Attributes:
         best: the telling one of the largest size; None while there is none.
+        crowded: the smallest size that ran, but would not wherever the next batches may
+            come to lie.
         spread: see ``Recorded``.
         batch_bytes: of a batch of the data.
     """
@@ -66,6 +68,7 @@ class Recordings:
         self._lengths = tuple(math.prod(variable.shape) for variable in variables)
         self._pools: dict[int, int] = {}
         self.best: Recording | None = None
+        self.crowded: int | None = None
         self._in_parts = True  # the best
         self.spread = AS_IT_HAPPENS
         self.batch_bytes = 0
@@ -112,6 +115,7 @@ class Recordings:
         of 80.)
         """
         self._allocator, self.best, self._pools = None, None, {}
+        self.crowded = None
 
     def take(
         self, step: Callable[[], Any], rows: int, size: int, more: int
@@ -146,18 +150,22 @@ class Recordings:
         found = allocations.with_more(found, more)
         if telling and (self.best is None or self.best.size <= size):
             self.best, self._in_parts = found, size < rows
-        self._pools[size] = self._least_pool(found, memory.limit_bytes)
-        return self._pools[size]
+        self._pools[size] = least = allocations.least_pool(found)
+        if self._is_crowded(found, least, memory.limit_bytes):
+            self.crowded = min(size, self.crowded or size)
+            least = max(least, (memory.limit_bytes or 0) + GRAIN)
+        return least
 
-    def _least_pool(self, found: Recording, limit_bytes: int | None) -> int:
-        """By the data as they lay, and by where the next ones may come to lie."""
-        least = allocations.least_pool(found)
+    def _is_crowded(
+        self, found: Recording, least: int, limit_bytes: int | None
+    ) -> bool:
+        """Whether there is no room where the next batches may come to lie."""
         # On a GPU they lie in the host's memory until a step wants them.
         data_in_pool = self._allocator == recording.CPU_ALLOCATOR and self.batch_bytes
         if not data_in_pool or limit_bytes is None or least <= limit_bytes * _ROOMY:
-            return least
+            return False
         bad = share_without_room(found, limit_bytes, self.batch_bytes)
-        return max(least, limit_bytes + GRAIN) if bad > _BAD_PLACES else least
+        return bad > _BAD_PLACES
 
 
 def _allocator(plan: Plan) -> str | None:
