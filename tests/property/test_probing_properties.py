@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -55,7 +56,9 @@ def machines(draw: st.DrawFn) -> Machine:
     )
 
 
-def search(machine: Machine, samples: int) -> tuple[int, list[int], bool]:
+def search(
+    machine: Machine, samples: int, crowded_above: float = math.inf
+) -> tuple[int, list[int], bool]:
     """The size that was found, the sizes that were tried, whether one failed."""
     draw = random.Random(machine.seed)
     budget = int(machine.limit * (1 - HEADROOM))
@@ -71,6 +74,7 @@ def search(machine: Machine, samples: int) -> tuple[int, list[int], bool]:
                 samples=samples,
                 at_most=samples,
                 budget_bytes=budget,
+                crowded=min((n for n in tried if n > crowded_above), default=None),
                 trials_left=TRIALS - len(tried),
             ),
         )
@@ -101,3 +105,21 @@ def test_the_search_is_short_safe_and_near_the_largest(
     assert machine.need(size) * (1 + machine.noise) <= machine.limit
     # A fifth below the budget at worst, or a sample: small sizes come in large steps.
     assert size >= 0.8 * largest - 1
+
+
+@given(machines(), st.integers(1, 4096), st.floats(0, 1))
+def test_no_size_is_trained_with_that_was_seen_to_be_crowded(
+    machine: Machine, samples: int, share: float
+) -> None:
+    budget = machine.limit * (1 - HEADROOM)
+    largest = min(samples, int((budget - machine.need(0)) / machine.slope))
+    if largest < 2:
+        return
+    above = max(1.0, share * largest)
+    size, tried, failed = search(machine, samples, crowded_above=above)
+    assert not failed, f"ran out of memory at one of {tried}"
+    assert len(tried) <= TRIALS
+    assert size not in [n for n in tried if n > above]
+    # A size that ran, and was not crowded, is not given away for a smaller one.
+    fitting = [n for n in tried if n <= above and machine.need(n) * 1.03 <= budget]
+    assert size >= max(fitting, default=1)

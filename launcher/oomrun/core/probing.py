@@ -105,8 +105,8 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
     if most < 1:
         return NothingFits(reason="even one sample at a time ran out of memory")
     asked, tried = _with_spare(known, most, asked), most
-    if asked.crowded is not None and asked.crowded > 1:
-        most = min(most, max(1, int(asked.crowded * _LESS_CROWDED)))
+    if asked.crowded is not None:
+        most = min(most, _below_crowded(known, asked.crowded))
     ran = _largest_that_ran(known, most, asked.budget_bytes)
     wanted = known.largest_within(asked.budget_bytes, most)
     if wanted == 0 and ran == 0:
@@ -151,6 +151,12 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
     if (proven and wanted < largest) or asked.trials_left <= 0:
         return _settled(known, wanted if wanted < largest or not ran else ran, asked)
     return Try(size=wanted)
+
+
+def _below_crowded(known: MemoryModel, crowded: int) -> int:
+    """A little less than it, or a larger one that ran, and was not crowded."""
+    ran = (size for size in known.measured if size < crowded)
+    return max(1, int(crowded * _LESS_CROWDED), *ran)
 
 
 def _with_spare(known: MemoryModel, most: int, asked: Asked) -> Asked:
