@@ -109,32 +109,15 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
         most = min(most, _below_crowded(known, asked.crowded))
     ran = _largest_that_ran(known, most, asked.budget_bytes)
     wanted = known.largest_within(asked.budget_bytes, most)
-    if wanted == 0 and ran == 0:
-        # Not even what is smallest is known to fit: it is tried all the same.
-        first = _FIRST if not known.measured and not known.static else 1
-        wanted = min(most, first)
     # What ran out of memory was predicted to fit as well.
     credible = asked.failed is None
     if wanted == most and credible and _far_below(known, most, asked.budget_bytes):
         return replace(_settled(known, most, asked), surely=True)
     largest = max((m for m in known.measured if m <= tried), default=0)
-    if largest:
-        wanted = min(wanted, _FURTHER * largest)
-    if largest and not ran:
-        # Above the budget by what does not shrink as the graph says: half will show.
-        wanted = max(wanted, min(known.measured) // 2)
-    if asked.failed is not None:
-        # Not the next smaller one: half way to what ran, or to nothing.
-        wanted = min(wanted, max(1, (largest + asked.failed) // 2))
+    wanted = _bounded(known, asked, wanted, ran=ran, largest=largest, most=most)
     counted = known.measured[ran] if ran else 0
     if counted > asked.budget_bytes and ran not in known.recorded.pools:
-        # As far as it goes: what it needs is less, but what more would need is not
-        # known where all that is left over has been handed out.
-        full = format_bytes(known.measured[ran])
-        if asked.even:
-            return _settled(known, ran, asked, f"ran with {full} handed out")
-        why = f"leaves some room: {ran} ran with {full} handed out"
-        return _settled(known, max(1, int(ran * _FULL)), asked, why)
+        return _as_far_as_it_goes(known, ran, asked)
     if asked.even:
         wanted = even_micro_batch(asked.samples, wanted)
     near = _NEAR if known.recorded.best is None else _NEAR_RECORDED
@@ -151,6 +134,47 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
     if (proven and wanted < largest) or asked.trials_left <= 0:
         return _settled(known, wanted if wanted < largest or not ran else ran, asked)
     return Try(size=wanted)
+
+
+def _bounded(
+    known: MemoryModel, asked: Asked, wanted: int, *, ran: int, largest: int, most: int
+) -> int:
+    """``wanted``, not further from what is known than can be believed.
+
+    Args:
+        known: what is known of the model.
+        asked: what is looked for.
+        wanted: the largest size that is predicted to fit; 0: none is.
+        ran: the largest that ran within the budget.
+        largest: the largest that ran.
+        most: the upper bound.
+    """
+    if wanted == 0 and ran == 0:
+        # Not even what is smallest is known to fit: it is tried all the same.
+        first = _FIRST if not known.measured and not known.static else 1
+        wanted = min(most, first)
+    if largest:
+        wanted = min(wanted, _FURTHER * largest)
+    if largest and not ran:
+        # Above the budget by what does not shrink as the graph says: half will show.
+        wanted = max(wanted, min(known.measured) // 2)
+    if asked.failed is not None:
+        # Not the next smaller one: half way to what ran, or to nothing.
+        wanted = min(wanted, max(1, (largest + asked.failed) // 2))
+    return wanted
+
+
+def _as_far_as_it_goes(known: MemoryModel, ran: int, asked: Asked) -> Settled:
+    """A size that ran where the pool was full.
+
+    What it needs is less, but what more would need is not known where all that is left
+    over has been handed out.
+    """
+    full = format_bytes(known.measured[ran])
+    if asked.even:
+        return _settled(known, ran, asked, f"ran with {full} handed out")
+    why = f"leaves some room: {ran} ran with {full} handed out"
+    return _settled(known, max(1, int(ran * _FULL)), asked, why)
 
 
 def _below_crowded(known: MemoryModel, crowded: int) -> int:
