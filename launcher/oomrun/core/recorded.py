@@ -112,7 +112,9 @@ class Recorded:
             return self._pool_within(size, budget_bytes, self.best)
         then = allocations.at_size(self.best, size)
         in_use = allocations.needed_bytes(then) * (1 + self._spread(size))
-        most = max(budget_bytes, int(self.pool_bytes * _RAN_IN))
+        most = budget_bytes
+        if len(self.pools) > 1:  # what one tells of the others has been seen to hold
+            most = max(most, int(self.pool_bytes * _RAN_IN))
         if in_use > budget_bytes or not self._pool_within(size, most, self.best):
             return False
         then = allocations.with_more(then, self.batch_bytes)
