@@ -31,7 +31,7 @@ _ENGLISH = (
     b"ut of memory", b"ut of Memory", b"UT_OF_MEMORY", b"ut-of-memory", b"OOM",
     b"oom-kill", b"oom_kill", b"EXHAUSTED", b"xhausted", b"MemoryError", b"bad_alloc",
     b"ALLOC_FAILED", b"llocate memory", b"No space left", b"Killed process",
-    b"[Errno ",
+    b"[Errno ", b"aging file is", b"able to alloc",
 )  # fmt: skip
 _TRANSLATED = tuple(word.encode() for word in TRANSLATED_EXHAUSTIONS)
 _WORDS = (*_ENGLISH, *filter(bytes.isascii, _TRANSLATED))

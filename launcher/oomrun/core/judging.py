@@ -21,7 +21,8 @@ from oomrun.core.judging_text import (
     decisive_error,
     warned_of,
 )
-from oomrun.core.log_facts import Facts, together
+from oomrun.core.log_facts import Facts, only_device, together
+from oomrun.core.log_lines import lines
 from oomrun.core.log_reading import DEVICE_KINDS, Hit, Reading, read
 from oomrun.core.verdict import SHM_IS_FULL, Clues, Verdict
 
@@ -31,10 +32,14 @@ __all__ = ["judge"]
 def judge(clues: Clues) -> Verdict:
     """What went wrong: counters and states first, then what the log says."""
     reading = read(clues.text)
+    clues = _with_counter(clues, reading)
     found = _by_counters(clues, reading) or by_text(clues, reading)
     if found is None:
         found = _by_end(clues, reading)
     signs = remedies.signs(clues.text, reading, found.facts, clues.other_pids_on_device)
+    if found.facts.device is None and _of_the_device(found, reading):
+        only = Facts(device=only_device(clues.text))
+        found = replace(found, facts=together(found.facts, only))
     phase = remedies.phase(clues.text, found.facts) if found.is_oom else "unknown"
     if found.kind == "gpu_context":
         phase = "start"
@@ -52,11 +57,42 @@ def judge(clues: Clues) -> Verdict:
     return replace(found, summary=remedies.sentence(found.summary, found.facts, phase))
 
 
+def _of_the_device(found: Verdict, reading: Reading) -> bool:
+    """Whether the line that was told is of a device that has no name in it."""
+    if found.kind == "gpu_context":
+        return True
+    return any(
+        hit.form.kind == "device_fault" and hit.text == found.told
+        for hit in reading.hits
+    )
+
+
 def _disk_full(reading: Reading) -> bool:
     return any((h.form.kind, h.form.role) == ("disk", "error") for h in reading.hits)
 
 
 # --- counters and states ------------------------------------------------------------
+
+
+# As memory.events and memory.oom_control of a cgroup have it.
+_counter = re.compile(r"^oom_kill (\d{1,9})$")
+
+
+def _with_counter(clues: Clues, reading: Reading) -> Clues:
+    """The clues with the kernel's count of kills, where only the text has it."""
+    if clues.cgroup_oom_kill is not None or "oom_kill " not in clues.text:
+        return clues
+    # One that was printed before the training tells nothing of its end.
+    since = reading.progress[-1][0] if reading.progress else -1
+    found = [
+        int(match[1]) for line in lines(clues.text)
+        if line.number > since and (match := _counter.match(line.text))
+    ]  # fmt: skip
+    return replace(clues, cgroup_oom_kill=found[-1]) if found else clues
+
+
+# How Windows ends a process for which it had no memory or no page file left.
+_NO_MEMORY_OF_WINDOWS = frozenset({0xC0000017, 0xC000012D})
 
 
 def _by_counters(clues: Clues, reading: Reading) -> Verdict | None:
@@ -93,6 +129,12 @@ def _by_counters(clues: Clues, reading: Reading) -> Verdict | None:
             summary="it died of SIGBUS, as writing to shared memory does when /dev/shm "
             "is full",
         )
+    code = (clues.exit_code or 0) & 0xFFFFFFFF
+    if code in _NO_MEMORY_OF_WINDOWS and error is None:
+        return Verdict(
+            is_oom=True, kind="host_allocator", cause=Cause.HOST_OOM, confidence=0.95,
+            summary="Windows ended it: memory and page file were used up",
+        )  # fmt: skip
     if clues.signal == 25:
         return Verdict(
             is_oom=False, kind="disk", cause=Cause.DISK_FULL, confidence=0.95,
@@ -190,6 +232,10 @@ def _by_end(clues: Clues, reading: Reading) -> Verdict:
     return _of_silence(clues, reading)
 
 
+# A container's runtime asked the container's own cgroup.
+_within_limit = re.compile(r"\bOOM ?Killed\W{1,5}(?:false|no|0)\b")
+
+
 def _of_sigkill(clues: Clues, told: str, reading: Reading) -> Verdict:
     kernel = [hit for hit in reading.hits if hit.form.role == "kernel"]
     if clues.cgroup_oom_kill == 0 or (kernel and clues.worker_pids is not None):
@@ -199,6 +245,16 @@ def _of_sigkill(clues: Clues, told: str, reading: Reading) -> Verdict:
                 "it was killed from outside (SIGKILL); the kernel did not kill it for "
                 "memory",
                 0.9,
+            ),
+            told=told,
+        )
+    if any(_within_limit.search(hit.text) for hit in reading.hits):
+        return replace(
+            _not_oom(
+                Cause.KILLED,
+                "it was killed from outside (SIGKILL); its container did not run out "
+                "of memory (whether the host did, its dmesg tells)",
+                0.6,
             ),
             told=told,
         )
@@ -223,8 +279,16 @@ def _decisive(others: list[Hit]) -> Hit:
     ):
         for hit in others:
             if hit.form.kind in kinds:
-                return hit
+                return _waited_for(hit, others) or hit
     return others[-1]
+
+
+def _waited_for(hit: Hit, others: list[Hit]) -> Hit | None:
+    """The failure of another rank, for which the rank that tells of a hang waited."""
+    if hit.form.kind != "hang":
+        return None
+    crashes = [other for other in others if other.form.kind == "crash"]
+    return next((x for x in crashes if x.line.rank not in ("", hit.line.rank)), None)
 
 
 def _other(hit: Hit, reading: Reading, failed: bool) -> Verdict:
@@ -233,18 +297,24 @@ def _other(hit: Hit, reading: Reading, failed: bool) -> Verdict:
     facts = _of_harmless(reading)
     if kind == "no_capacity" and hit.line.number in reading.of_rpc:
         found = replace(found, kind="grpc")
-    if kind in ("hardware", "device_fault"):
+    # A graph's attribute tells where a node was placed, not what failed.
+    if '_device="' not in hit.text:
         facts = together(Facts(device=reading.facts(hit, ()).device), facts)
+    return replace(found, told=hit.text, facts=facts, levers=_levers(hit, failed))
+
+
+def _levers(hit: Hit, failed: bool) -> tuple[str, ...]:
+    """What would help, where the kind of the line tells more than its cause."""
+    kind = hit.form.kind
+    if kind == "no_capacity":
+        return ("restart_same", "fix_code")
+    if kind == "device_fault":
+        return ("fix_code", "restart_same")
+    if kind == "peer_lost" and "SIGSEGV" in hit.text:
+        return ("fix_code",)
     # What they tell of is in another log, or in nobody's power here.
     none = kind in ("peer_lost", "hardware") or (kind == "hang" and not failed)
-    if kind == "no_capacity":
-        found = replace(found, levers=("restart_same", "fix_code"))
-    return replace(
-        found,
-        told=hit.text,
-        facts=facts,
-        levers=("none",) if none else found.levers,
-    )
+    return ("none",) if none or "KeyboardInterrupt" in hit.text else ()
 
 
 def _of_silence(clues: Clues, reading: Reading) -> Verdict:
@@ -293,7 +363,7 @@ def _of_harmless(reading: Reading) -> Facts:
     for hit in reversed(reading.hits):
         if (hit.form.kind, hit.form.role) == ("xla", "harmless"):
             continue
-        if hit.form.role in ("harmless", "hint", "error"):
+        if hit.form.role in ("harmless", "hint", "status", "error"):
             said = replace(reading.facts(hit, ()), about_bytes=None, operation=None)
             found = together(found, said)
     return found

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from oomrun.core import units
 from oomrun.core.causes import Cause
-from oomrun.core.log_facts import Facts, together
+from oomrun.core.log_facts import Facts, facts_of, together
 from oomrun.core.log_form import Kind
 from oomrun.core.log_reading import DEVICE_KINDS, MEMORY_KINDS, Hit, Reading, read
 from oomrun.core.verdict import SHM_IS_FULL, Clues, Verdict
@@ -63,6 +63,7 @@ def decisive_error(clues: Clues, reading: Reading) -> Hit | None:
     if last.form.kind == "disk" and memory:
         # After running out of memory there may be no room for its checkpoint either.
         last = memory[-1]
+    last = _pools_own(last, live)
     kinds = {hit.form.kind: hit for hit in live}
     if last.form.kind in ("disk", "host_allocator") and "shm" in kinds:
         return kinds["shm"]
@@ -72,6 +73,28 @@ def decisive_error(clues: Clues, reading: Reading) -> Hit | None:
             whose = kinds[particular]
             if particular == "gpu_async_allocator" or not _tells_shape(reading, last):
                 return whose
+    return last
+
+
+_asked_by = re.compile(r"requested by op \S*?([^\s/]{1,200})(?=\s|$)")
+# Operations that run what XLA compiled.
+_runs_a_cluster = re.compile(r"^(?:xla_?\w*|cluster_\w*|\w*PartitionedCall\w*)$", re.I)
+
+
+def _pools_own(last: Hit, live: list[Hit]) -> Hit:
+    """The pool's own line, where an operation of TensorFlow asked for memory.
+
+    What tries a convolution's algorithms uses XLA's allocator and its words.
+    """
+    if last.form.kind != "xla" or "while trying to allocate" not in last.text:
+        return last
+    size = facts_of(last.text).requested_bytes
+    for hit in reversed(live):
+        asked = _asked_by.search(hit.text)
+        if hit.form.kind != "gpu_allocator" or asked is None:
+            continue
+        same = size in (None, facts_of(hit.text).requested_bytes)
+        return hit if same and not _runs_a_cluster.match(asked[1]) else last
     return last
 
 

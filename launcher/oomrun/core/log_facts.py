@@ -11,7 +11,9 @@ import math
 import re
 from dataclasses import dataclass
 
-__all__ = ["Facts", "facts_of", "script_line", "size_bytes", "together"]
+__all__ = [
+    "Facts", "facts_of", "only_device", "script_line", "size_bytes", "together"
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +32,13 @@ class Facts:
     operation: str | None = None
 
 
+_AT = r"\bdevice:(?P<kind>GPU|CPU|TPU|XPU|DML|NPU|HPU):(?P<index>\d{1,4})"
 _DEVICES = (
-    # Where a copy was to go.
-    re.compile(
-        r"\bto \S{0,80}\bdevice:(?P<kind>GPU|CPU|TPU|XPU):(?P<index>\d{1,4})", re.I
-    ),
+    # Where a copy was to go; the same, in the key of a rendezvous.
+    re.compile(rf"\bto \S{{0,80}}{_AT}", re.I),
+    re.compile(rf";[0-9a-f]{{1,16}};\S{{0,120}}{_AT}", re.I),
     # The device of the failed allocation before that of its node.
-    re.compile(r"\bdevice:(?P<kind>GPU|CPU|TPU|XPU):(?P<index>\d{1,4})", re.I),
+    re.compile(_AT, re.I),
     re.compile(r"\btask:\d+/(?P<kind>gpu|cpu|tpu):(?P<index>\d{1,4})", re.I),
     re.compile(r"\b(?P<kind>GPU)_(?P<index>\d{1,4})_bfc"),
     re.compile(r"\b(?P<kind>gpu)_async_(?P<index>\d{1,4})"),
@@ -59,7 +61,10 @@ _EXACT = (
         r"\b[Aa]lloc\w{0,8}(?: memory)?(?: of)?(?: size)? (\d[\d,]{0,24})(?= |\b)"
         r"(?!\.\d)(?: bytes| exceeds|B\b| on host|$|:| from device)"
     ),
-    re.compile(r"\bcalloc (\d[\d,]*) bytes"),
+    re.compile(r"\b[cm]?alloc(?: async)? (\d[\d,]*) bytes"),
+    re.compile(r"\ballocate buffer: (\d+)$|\bcreating buffer (\d+)\b"),
+    re.compile(r"\bextend \S{1,120} to (\d+) bytes"),
+    re.compile(r"\b(?:Out of memory allocating|size was) (\d+) bytes"),
     re.compile(r"\b(?:mmap|of|request(?:ed)?(?: for)?:?) (\d[\d,]*) bytes"),
     re.compile(r"\bserialize message of type \S{1,100} and size (\d+)"),
     re.compile(r"\(size (\d+)\)"),
@@ -140,6 +145,15 @@ def script_line(text: str) -> str | None:
     return f"{own[-1][0].rsplit('/', 1)[-1]}:{own[-1][1]}" if own else None
 
 
+_created = re.compile(rf"\b[Cc]reated (?:TensorFlow )?device \(?/\S{{0,80}}{_AT}", re.I)
+
+
+def only_device(text: str) -> str | None:
+    """The device that a text tells was made ready, where it is one alone."""
+    found = {f"{m['kind'].upper()}:{int(m['index'])}" for m in _created.finditer(text)}
+    return found.pop() if len(found) == 1 else None
+
+
 def _device(line: str) -> str | None:
     for pattern in _DEVICES:
         if match := pattern.search(line):
@@ -159,7 +173,7 @@ def _shape(line: str) -> tuple[int, ...] | None:
 def _exact(line: str) -> int | None:
     for pattern in _EXACT:
         if match := pattern.search(line):
-            return int(match[1].replace(",", ""))
+            return int(match[match.lastindex or 1].replace(",", ""))
     return None
 
 

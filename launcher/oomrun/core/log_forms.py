@@ -43,7 +43,8 @@ MAY_MATTER = re.compile(
     r"|dst tensor"
     r"|exit\b|serialize|larger|beyond|condition|resource|hresult|plan: ?\d|ram\b"
     r"|\bmem\b|cusparse|hsa_status|bandwidth|enhance|rate limit|inotify|kernel"
-    r"|task registered|failed to connect|too large|sigxfsz"
+    r"|task registered|failed to connect|too large|sigxfsz|disruption|paging"
+    r"|terminated|exitcode|mmap"
     r"|removed|taskoom|0xc00000|winerror|nodes are|stockout|provision|tactic|limit"
     rf"|(?-i:{TRANSLATED_WORDS.pattern})"
 )

@@ -10,6 +10,9 @@ from oomrun.core.log_form import EXHAUSTED, Form, form
 __all__ = ["DEVICE_GENERAL", "DEVICE_PARTICULAR"]
 
 _GPU_PREFIX = r"(?:CU(?:DA|BLAS|DNN|SOLVER|SPARSE|FFT|RAND)|HIP|MIOPEN|ROCBLAS)"
+_LIBRARY = (
+    r"(?:(?:CU|HIP)(?:BLAS|DNN|SOLVER|SPARSE|FFT|RAND)|MIOPEN|ROC(?:BLAS|SOLVER|FFT))"
+)
 _SIZE = r"\d[\d.,]* ?(?:[KMGT]?i?B|[KMGT]|bytes)?"
 
 DEVICE_PARTICULAR: tuple[Form, ...] = (
@@ -51,6 +54,7 @@ DEVICE_PARTICULAR: tuple[Form, ...] = (
         r"(?:cuDevicePrimaryCtxRetain|cuCtxCreate|cuInit|hipCtxCreate|cuCtxSetCurrent"
         r"|cudaSetDevice|cudaGetDevice|cudaStreamCreate\w{0,20}|CUDA initialization)"
         r"\b.{0,160}(?:OUT_OF_MEMORY|[Oo]ut of memory|MemoryAllocation)",
+        r"NVML: Insufficient Memory",
         r"initialization on GPU:\d+ failed\. Status: out of memory",
         r"(?:could not|failed to|[Uu]nable to)"
         r" (?:create|retain|initialize|allocate|get|set) (?:\w+ ){0,3}?"
@@ -63,17 +67,30 @@ DEVICE_PARTICULAR: tuple[Form, ...] = (
     form(
         "gpu_library",
         "error",
-        r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT|CURAND|MIOPEN|ROCBLAS|HIPBLAS)_\w{0,60}"
+        rf"{_LIBRARY}_(?!\w{{0,60}}HOST_ALLOC)\w{{0,60}}"
         r"(?:ALLOC_FAILED|ALLOCATION_FAILED|OUT_OF_MEMORY)",
         r"(?:miopenStatus|rocblas_status_|hipblasStatus)\w{0,20}"
         r"(?:[Aa]lloc_?[Ff]ailed|memory_error|_ALLOC_FAILED)",
-        r"(?:cuDNN|cuBLAS|cuSOLVER|cuFFT|cublas|cudnn)\b.{0,120}"
-        r"(?:OUT_OF_MEMORY|[Oo]ut of memory)",
+        r"(?:cuDNN|cuBLAS|cuSOLVER|cuFFT|cublas|cudnn|MIOpen|rocBLAS|hipBLAS\w{0,3}"
+        r"|(?:roc|hip)FFT)\b.{0,120}(?:OUT_OF_MEMORY|[Oo]ut of memory)",
+        r"[Mm]emory not available to allocate buffer|Hip error creating buffer",
+        r"(?:cublas|cudnn|cusolver|BLAS)\b.{0,40}: the resource allocation failed",
         r"(?:workspace|scratch)\b.{0,80}(?:OUT_OF_MEM|[Oo]ut of mem|not enough mem)",
         r"[Ff]ailed to allocate (?:\w+ )?(?:scratch|workspace|work area)\b",
         r"CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
         # The libraries' numbers for it.
         r"cuFFT \w{0,10} ?plan: ?2\b|cuSolver\w{0,4} call failed with status ?= ?2\b",
+        r"\bmiopenStatusSuccess\b.{0,80}\(4 vs\. 0\)",
+        r"\bCUDNN_STATUS_SUCCESS\b.{0,80}\(2 vs\. 0\)",
+        r"\bCUBLAS_STATUS_SUCCESS\b.{0,80}\(3 vs\. 0\)",
+    ),
+    # A kernel's part of the memory on the chip. Here since queues limit "vmem", too.
+    form(
+        "xla",
+        "error",
+        r"[Ss]coped allocation with size|exceed\w{0,3} (?:the )?scoped \w{1,8} limit",
+        r"\bCompileTime\w{1,20}Oom\b|\bRuntimeBufferAllocationFailure\b",
+        r"would exceed memory \(size=\d",
     ),
 )
 
@@ -92,7 +109,8 @@ DEVICE_GENERAL: tuple[Form, ...] = (
         r"XlaRuntimeError: .{0,80}(?:[Oo]ut of memory|[Ff]ailed to allocate)",
         r"[Ff]ailed to load in-memory CUBIN.{0,120}(?:OUT_OF_MEMORY|out of memory)",
         r"(?:hlo|HLO|\bXLA\b|[Bb]uffer assignment|executable|[Cc]ompil)\w*.{0,120}"
-        r"(?:exceeds|exceeded) (?:the )?(?:available |device |GPU |HBM )?memory",
+        r"(?:exceeds|exceeded) (?:the )?(?:available |device |GPU |HBM )?"
+        r"(?:memory|HBM)\b",
         r"[Aa]utotun\w{0,8}\b.{0,200}[Oo]ut of memory",
         r"(?:algorithms|configs) tried\b.{0,300}(?:[Oo]ut of mem|EXHAUSTED)",
     ),
@@ -109,6 +127,7 @@ DEVICE_GENERAL: tuple[Form, ...] = (
         "status",
         r"HSA_STATUS_ERROR_OUT_OF_RESOURCES",
     ),
+    form("gpu_allocator", "status", r"\b(?:PI|UR_RESULT)_ERROR_OUT_OF_RESOURCES\b"),
     form(
         "gpu_allocator",
         "error",
@@ -123,6 +142,11 @@ DEVICE_GENERAL: tuple[Form, ...] = (
         r"\bE_OUTOFMEMORY\b|HRESULT\b.{0,40}0x8007000[eE]\b",
         r"Error Code \d+: OutOfMemory|ErrorOutOfMemory\)?$|CL_OUT_OF_RESOURCES",
         r"(?i:failed to alloc\w{0,6} (?:device|hbm|gpu|vram|xpu) memory)",
+        r"unable to allocate output tensor\b",
+        r"GpuLaunchKernel\(.{0,200}: [Oo]ut of memory",
+        r"Check failed: .{0,160}\b(?:cuda|hip)Success\b.{0,160}"
+        r"\((?:(?:2|1002) vs\. 0|0 vs\. (?:2|1002))\)",
+        r"CUDABadAlloc|\bCUDA (?:memory )?allocation failed",
         r"DEVMEM Allocation failed|[Ff]ailed to allocate (?:\w+ )?MTL[A-Z]\w+",
         r"NVMLError_InsufficientMemory|\b[Cc]uda\b.{0,80}\(out of memory\)",
         r"Error \[(?:CUDA|HIP)\]: out of memory",

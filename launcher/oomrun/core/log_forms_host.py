@@ -42,6 +42,7 @@ HOST_MEMORY: tuple[Form, ...] = (
         r"node had condition: \[?MemoryPressure",
         r"(?:exceeded|exceeds|over|beyond|above) (?:\w+ ){0,2}"
         r"(?:memory|mem|RSS|vmem|rss|virtual memory|physical memory) (?:limit|request)",
+        r"[Cc]group mem(?:ory)? limit exceeded|exceed\w{0,3} request_memory\b",
         r"[Mm]emory (?:limit )?.{0,40}exceeded.{0,60}\bkill",
         r"\bkill\w{0,3}\b.{0,120}(?:\bout of memory\b|running low on memory"
         r"|due to (?:memory|the OOM)|by the (?:Linux |kernel )?OOM[- ]?[Kk]iller)",
@@ -88,11 +89,21 @@ HOST_MEMORY: tuple[Form, ...] = (
         r"DefaultCPUAllocator: .*memory|not enough memory: you tried to allocate",
         r"\b[Cc]annot allocate (?:memory|vector of size)\b",
         r"\[WinError (?:8|14|1450|1455)\]|[Pp]aging file is too small",
+        r"\[WinError 1816\]|low virtual memory condition",
         r"[Nn]ot enough memory resources|\b(?i:0xc0000017|0xc000012d)\b",
+        r"[Nn]ot enough (?:storage|quota) is available to",
+        r": bad allocation(?= \[|[.!]?$)",
         r"\[Errno 12\]|\bENOMEM\b",
         r"memory for the batch of component",
-        r"\b[Oo]ut of memory\b.{0,60}\b(?:cudaHostAlloc|cudaMallocHost)",
-        r"(?:cudaHostAlloc|cudaMallocHost)\b.{0,60}[Oo]ut of memory",
+        r"\b[Oo]ut of memory\b.{0,60}\b(?:cudaHostAlloc|cudaMallocHost|hipHostMalloc)",
+        r"(?:cudaHostAlloc|cudaMallocHost|hipHostMalloc)\b.{0,60}[Oo]ut of memory",
+        r"[Ff]ailed to (?:(?:CUDA|HIP) host alloc|malloc)\b",
+        r"OUT_OF_HOST_MEMORY|HOST_ALLOCATION_FAILED",
+        # From a GPU, to be read.
+        r"unable to allocate output tensor\b"
+        r".{0,300};[0-9a-f]{1,16};\S{0,120}device:CPU:",
+        # oneDNN's number for it.
+        r"exception:Status: 1, message: could not",
         r"\bon host: CUDA_ERROR_OUT_OF_MEMORY|(?:allocate|register) pinned host memory",
         r"pinned (?:host )?memory\b.{0,60}(?:OUT_OF_MEMORY|[Oo]ut of memory)",
         r"java\.lang\.OutOfMemoryError|ray\.exceptions\.OutOfMemoryError",
@@ -101,14 +112,22 @@ HOST_MEMORY: tuple[Form, ...] = (
         r"fatal error: runtime: (?:cannot allocate memory|out of memory)",
         r"memory allocation of \d+ bytes failed",
         r"(?:pyarrow\.lib\.)?ArrowMemoryError|malloc of size \d+ failed",
-        r"(?:malloc|calloc|realloc|mmap|posix_memalign)\(?\)?\b.{0,40}"
+        # NCCL names malloc among what a system call may be.
+        r"(?<!socket, )(?:malloc|calloc|realloc|mmap|posix_memalign)\(?\)?\b.{0,40}"
         r"(?:failed|[Cc]annot allocate)",
+        r"malloc: can't allocate|mimalloc: .{0,20}unable to allocate",
         r"tcmalloc: .{0,40}(?:failed|Unable)|tcmalloc: allocation failed",
+        r"libgomp: Out of memory|out of memory allocating \d+ bytes after",
+        r"[Mm]emory allocation (?:still failed|failure$)|sqlite3\.\w{1,40}: out of mem",
+        r"[Cc]annot recover from MemoryErrors|[Ii]nsufficient memory for the Java",
+        r"[Cc]ould not reserve enough space for",
         r"(?:failed|unable) to allocate .{0,40}\b(?:on|from) (?:the )?(?:host|CPU)\b",
         r"_?(?:virtual |Virtual )memory exhausted",
         r"HDF5.{0,80}(?:memory allocation failed|can't allocate)",
         r"(?:error|cv2\.error): .{0,120}Failed to allocate \d+ bytes",
     ),
+    # It was not given; most programs end of it, some do without.
+    form("host_allocator", "hint", r"tcmalloc: large alloc \d{1,20} bytes == \(nil\)"),
 )
 
 #: Of any program: after all that is known of devices.

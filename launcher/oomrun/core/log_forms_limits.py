@@ -7,6 +7,7 @@ devices, set-ups that cannot work. See ``log_forms``.
 from __future__ import annotations
 
 from oomrun.core.log_form import EXHAUSTED, Form, form
+from oomrun.core.log_forms_translated import TRANSLATED_NO_MEMORY
 
 __all__ = ["NOT_DEVICE_MEMORY"]
 
@@ -50,7 +51,8 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         # A list of what may have been.
         r"potential root causes",
         # What is large is told of, and given or read.
-        r"tcmalloc: large alloc \d|[Rr]eading dangerously large protocol message",
+        r"tcmalloc: large alloc \d{1,20} bytes == (?!\(nil\))",
+        r"[Rr]eading dangerously large protocol message",
     ),
     # The same status and the same words, for what is no memory.
     form(
@@ -58,7 +60,11 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         "other",
         r"Too many open files|inotify (?:watch|instance) limit",
         r"\b(?:shm|sem)get\b.{0,60}No space left",
-        r"ibv_\w{1,40}\b.{0,80}Cannot allocate memory|max locked memory",
+        # Memory that a network card or a program may pin is a limit of its own.
+        r"(?:ibv_\w{1,40}|\w{0,20}mr_reg|[Rr]egister memory|\bmlock(?:all)?"
+        r"|\bcreate_[cq][qp]|\bio_uring\w{0,20})\b.{0,80}Cannot allocate memory"
+        r"|max locked memory",
+        r"unable to create (?:new )?native thread|too many memory regions",
     ),
     form("misconfiguration", "other", r"[Cc]annot allocate memory in static TLS block"),
     # No machine had room for it: it never ran.
@@ -69,7 +75,7 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         r"didn't have enough resource|Memory specification can not be satisfied",
         r"\bCapacityError\b|InsufficientInstanceCapacity|InsufficientFreeAddresses",
         r"_RESOURCE_POOL_EXHAUSTED|\bSTOCKOUT\b|[Uu]nable to provision",
-        r"(?<![Dd]isk )\b[Qq]uota (?:exceeded|metrics exceed|limit)"
+        r"(?<![Dd]isk )(?<![Mm]emory )\b[Qq]uota (?:exceeded|metrics exceed|limit)"
         r"|exceed(?:s|ed)? (?:the |your )?(?:\w+ )?(?:quota|rate limit)"
         r"|[Rr]ate limit exceeded|\bcode 429\b|[Tt]oo many requests"
         r"|[Rr]esource has been exhausted \(e\.g\. check quota\)",
@@ -102,6 +108,14 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         r"(?:[Pp]rotobuf|[Pp]roto|[Mm]essage|GraphDef|[Mm]odel)\b.{0,80}"
         r"\b(?:2 ?GB|2 ?GiB|2147483647|2147483648)\b",
         r"EncodeError: Failed to serialize proto",
+    ),
+    # Above 2 GB the counter of a message's size wraps. That a thread changes a message,
+    # as the text has it, is rare.
+    form(
+        "protobuf_limit",
+        "status",
+        r"serialized to a size different from what was originally expected",
+        r"[Bb]yte size calculation and serialization were inconsistent",
     ),
     form(
         "shm",
@@ -161,7 +175,8 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         r"|LAUNCH_OUT_OF_RESOURCES|UNKNOWN\b)",
         r"illegal memory access|misaligned address|\bNVRM: Xid\b",
         r"DXGI_ERROR_DEVICE|GetDeviceRemovedReason|CallbackErrorSubmissionsIgnored",
-        r"device-side assert",
+        r"device-side assert|kIOGPUCommandBufferCallbackError(?!OutOfMemory)",
+        r"command buffer exited with error status(?!.{0,400}OutOfMemory)",
         r"too many resources requested for launch",
         r"unspecified launch failure",
         r"cudaErrorIllegalAddress",
@@ -172,7 +187,7 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         # Said beside each cuDNN that did not start (pitfall 3). Drivers before 410 work
         # with no CUDA that TensorFlow 2 was built for.
         r"[Pp]ossibly insufficient driver version: (?:[1-3]?\d\d|40\d)\.",
-        r"NCCL WARN Call to ibv_\w{1,40} failed",
+        r"NCCL WARN Call to ibv_\w{1,40} failed|\bDuplicate GPU detected\b",
         r"CUDA driver version is insufficient|[Dd]river/library version mismatch",
         r"devices are busy or unavailable",
         r"no (?:CUDA-capable device|CUDA GPUs are available)",
@@ -182,7 +197,9 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         r"Loaded runtime CuDNN library: .{0,80} but source was compiled with",
         r"Could not load dynamic library|cannot open shared object file",
         # A library for which there was no memory is no wrong set-up.
-        r"^(?:ModuleNotFoundError|ImportError)\b(?!.{0,400}Cannot allocate memory$)",
+        r"^(?:ModuleNotFoundError|ImportError)\b(?!.{0,400}(?:Cannot allocate memory$"
+        r"|[Pp]aging file is|[Nn]ot enough (?:memory|storage)\b"
+        rf"|{TRANSLATED_NO_MEMORY}))",
         r"can't open file .{0,200}No such",
         r"(?:command not found|unrecognized arguments:)",
     ),

@@ -11,6 +11,12 @@ __all__ = ["NO_MEMORY"]
 
 NO_MEMORY: tuple[Form, ...] = (
     # ----- no memory at all -----
+    # What may have happened to it, as one task tells of another.
+    form(
+        "peer_lost",
+        "other",
+        r"remote task has failed, got preempted|Collective ops is aborted by",
+    ),
     form(
         "preemption",
         "other",
@@ -23,7 +29,7 @@ NO_MEMORY: tuple[Form, ...] = (
         r"hard limit .?[hs]_(?:cpu|rt)\b|resource allocation expired",
         r"timeout: sending signal|Failed with result 'timeout'",
         r"[Ee]xceeded (?:hard )?(?:wall ?(?:clock )?time|time limit)",
-        r"[Cc]ancell?ed by user",
+        r"[Cc]ancell?ed by user|^KeyboardInterrupt\b",
         r"DeadlineExceeded|active longer than specified deadline",
         r"(?:[Rr]eceived|[Gg]ot|[Cc]aught) (?:signal )?(?:SIGTERM|15\b|termination)",
         r"TaintManagerEviction|NodeShutdown|node is (?:being )?(?:drained|shutting)",
@@ -66,7 +72,6 @@ NO_MEMORY: tuple[Form, ...] = (
         r"Broken pipe",
         r"KernelRestarter: restarting kernel|\bDeadKernelError\b",
         r"kernel appears to have died",
-        r"Collective ops is aborted by",
         r"[Cc]onnection refused",
         r"(?:worker|peer|rank)\b.{0,60}\b(?:disappeared|unreachable|is gone|has died)",
     ),

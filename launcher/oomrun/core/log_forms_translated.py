@@ -11,7 +11,9 @@ import re
 
 from oomrun.core.log_form import Form, form, pieces
 
-__all__ = ["TRANSLATED", "TRANSLATED_EXHAUSTIONS", "TRANSLATED_WORDS"]
+__all__ = [
+    "TRANSLATED", "TRANSLATED_EXHAUSTIONS", "TRANSLATED_NO_MEMORY", "TRANSLATED_WORDS"
+]  # fmt: skip
 
 # German, French (twice), Spanish, Italian, Portuguese, Polish, Russian, Chinese,
 # Japanese, Korean.
@@ -27,7 +29,15 @@ _NO_MEMORY = (
     r"无法分配内存|不能分配内存|無法配置記憶體",
     r"メモリ(?:ー)?を(?:確保|割り当て)",
     r"메모리를 할당할 수 없",
+    # Windows: the paging file is too small.
+    r"页面文件太小|分頁檔太小|Auslagerungsdatei ist zu klein|Файл подкачки слишком мал",
+    r"[Ff]ichier de pagination est insuffisant|[Ff]ile di paging insufficiente",
+    r"[Aa]rchivo de paginación es demasiado|[Aa]rquivo de paginação é muito",
+    r"[Pp]lik stronicowania jest za",
+    r"ページング ファイルが小さすぎる|페이징 파일이 너무 작",
 )
+#: The same, for a form of another table that must leave it out.
+TRANSLATED_NO_MEMORY = "|".join(_NO_MEMORY)
 _NO_SPACE = (
     r"kein Speicherplatz (?:mehr )?(?:verfügbar|auf dem Gerät)",
     r"kein Platz (?:mehr )?(?:verfügbar|auf dem Gerät)",

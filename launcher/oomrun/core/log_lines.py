@@ -112,6 +112,7 @@ _begins = re.compile(
     r'[IWEF]\d{4} \d\d:|[IWEF] \w|Traceback \(most|  File "|\t|\[\['
     r"|(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Warning)(?::|$)"
     r"|(?i:epoch|step)\b"
+    r"|If the cause is memory|Current allocation summary|Hint: "
 )
 
 
@@ -125,7 +126,8 @@ def unwrapped(text: str) -> str | None:
     width = max(map(len, rows), default=0)
     if width not in _WIDTHS:
         return None
-    full = {row for row in rows if len(row) == width}
+    # Lines that begin alike are one logger's, of one length by chance.
+    full = {row[:_ALIKE] for row in rows if len(row) == width}
     put: list[str] = []
     hard = len(full) > 1 or width in _USUAL_WIDTHS
     joins = soft = 0

@@ -65,6 +65,7 @@ _SIGNS = (
         r"[Pp]rocess \d+ has \d|other process(?:es)? (?:is|are|on) |already (?:in use|"
         r"allocated) by another process"
     )),
+    ("device_shared", re.compile(r"\bDuplicate GPU detected\b")),
     ("device_busy", re.compile(r"devices are busy or unavailable")),
     ("settings_changed", re.compile(
         r"\b(?:fraction|limit|batch[ _]size|setting)\b.{0,60}\b(?:raised|increased"
@@ -78,7 +79,9 @@ _SIGNS = (
         r"|\bbucket|sequence length|padded to"
     )),
     # On the chip, of a fixed size: a kernel is too large for it.
-    ("scratch", re.compile(r"memory space (?:vmem|smem|cmem|sflag)\b")),
+    ("scratch", re.compile(
+        r"(?:memory space |scoped |space=)(?:vmem|smem|cmem|sflag)\b"
+    )),
     ("padding", re.compile(r"Extra memory due to padding")),
     ("loader", re.compile(
         r"DataLoader|shuffle buffer|prefetch|shuffle_batch|input_pipeline|tf_data"
@@ -94,8 +97,12 @@ _wanted = re.compile(r"Tried to allocate (\d+(?:\.\d+)?) ([KMG])iB")
 _node_number = re.compile(r"\[\[Node: \w{1,80}_(\d{1,9}) = ")
 _limit = re.compile(r"^(?:.{0,40}> ?:?)?Limit: +(\S{1,30})$", re.MULTILINE)
 _in_use = re.compile(r"^(?:.{0,40}> ?:?)?InUse: +(\S{1,30})$", re.MULTILINE)
+# A cgroup slowed its processes down: they were above memory.high.
+_throttled = re.compile(r"^\s*high [1-9]\d{0,18}\s*$", re.MULTILINE)
 _late = re.compile(r"\b[Ee]poch[ :]+(\d+)")
 _SMALL_POOL_MB = 512
+# No batch, but the data of a whole training.
+_LARGE_CONSTANT = 2**28
 _TINY_BYTES = 8 * 2**20
 _HUGE_DIMENSION = 100_000
 _MANY_NODES = 1000
@@ -115,17 +122,26 @@ def signs(
     pools = [int(match[1]) for match in _pool.finditer(text)]
     if pools and min(pools) < _SMALL_POOL_MB:
         found.append("full_before")
+    if _throttled.search(text):
+        found.append("throttled")
     if _uneven(text):
         found.append("one_device_for_all")
+    starts = {h.line.rank for h in reading.hits if h.form.kind == "gpu_context"}
+    if len(starts) > 1:
+        found.append("many_ranks")
     if len(_ladder.findall(text)) >= 3:
         found.append("start_ladder")
     size = facts.requested_bytes or facts.about_bytes
     if size is not None and size < _TINY_BYTES:
         found.append("tiny_request")
+    if size is not None and size > _LARGE_CONSTANT and facts.operation == "_EagerConst":
+        found.append("constant")
     if size is not None and size > _HUGE_REQUEST:
         found.append("huge_request")
     if facts.shape and max(facts.shape) >= _HUGE_DIMENSION and len(facts.shape) == 2:
         found.append("weight")
+    if facts.shape and len(facts.shape) > 2 and facts.shape[0] == 1:
+        found.append("one_sample")
     if facts.shape and _unsplit(text, facts.shape[0]):
         found.append("unsplit")
     if _fragmented_pool(text, facts.requested_bytes):
@@ -235,7 +251,7 @@ def _levers(
         case "host_allocator" if is_oom and cause is not Cause.DEVICE_OOM:
             return _of_host(signs)
         case "gpu_context":
-            if "start_ladder" in signs:
+            if {"start_ladder", "many_ranks"} & set(signs):
                 return ("pin_gpu", "free_device")
             return ("free_device", "fewer_ranks_per_host")
         case "gpu_library" | "nccl":
@@ -247,10 +263,14 @@ def _levers(
         return _of_device(phase, signs)
     if "device_busy" in signs:
         return ("free_device", "pin_gpu")
+    if "device_shared" in signs:
+        return ("pin_gpu", "fix_code")
     if cause in (Cause.KILLED, Cause.PREEMPTION, Cause.HANG):
         return ("restart_same",)
     if cause in (Cause.CRASH, Cause.MISCONFIGURATION):
         return ("fix_code",)
+    if "throttled" in signs:
+        return ("shrink_host_pipeline",)
     return ("none",)
 
 
@@ -260,6 +280,14 @@ def _of_host(signs: Sequence[str]) -> tuple[str, ...]:
     if "late" in signs:
         return ("restart_same", "shrink_host_pipeline")
     return ("shrink_host_pipeline", "fix_code")
+
+
+_OF_THE_PROGRAM = frozenset(
+    {
+        "weight", "constant", "scratch", "padding", "huge_request", "sequence",
+        "unsplit", "one_sample",
+    }
+)  # fmt: skip
 
 
 def _of_device(phase: Phase, signs: Sequence[str]) -> tuple[str, ...]:
@@ -275,12 +303,13 @@ def _of_device(phase: Phase, signs: Sequence[str]) -> tuple[str, ...]:
         return ("restart_same", "fix_code")
     if "fragmentation" in signs:
         return ("restart_same", "shrink_micro_batch")
-    if {"weight", "scratch", "padding", "huge_request", "sequence", "unsplit"} & set(
-        signs
-    ) or (phase in ("apply", "evaluate", "start")):
+    if _OF_THE_PROGRAM & set(signs):
         return ("fix_code", "shrink_micro_batch")
     if "tiny_request" in signs:
+        # The last drop: what filled the device is another.
         return ("free_device", "shrink_micro_batch")
+    if phase in ("apply", "evaluate", "start"):
+        return ("fix_code", "shrink_micro_batch")
     return ("shrink_micro_batch", "free_device")
 
 
