@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from oomrun.core import allocations, reading_ahead
 from oomrun.core.allocations import FREE, HELD, Recording
 from oomrun.core.allocator import Pool, rounded
+from oomrun.core.recorded import Recorded
 
 WASTE = 128 * 2**20
 
@@ -195,3 +196,29 @@ def _two_steps(
         if step == 1 and moment >= len(moves) and pool.allocate(batch_bytes) is None:
             return None
     return True
+
+
+@given(
+    recordings(),
+    st.integers(0, 500),
+    st.integers(1, 2000).map(lambda n: 256 * n),
+    st.floats(1, 2),
+)
+def test_a_size_is_made_smaller_until_it_is_not_crowded(
+    recording: Recording, size: int, batch_bytes: int, roomier: float
+) -> None:
+    least = allocations.least_pool(allocations.at_size(recording, max(1, size)))
+    known = Recorded(
+        pools={recording.size: least},
+        best=recording,
+        pool_bytes=rounded(int(least * roomier)),
+        batch_bytes=batch_bytes,
+        reads_into_pool=True,
+    )
+    found = known.less_crowded(size)
+    assert size * 0.6 - 6 <= found <= size
+    if found < size:
+        assert known.less_crowded(found) <= found
+        assert size not in known.pools
+    assert replace(known, reads_into_pool=False).less_crowded(size) == size
+    assert known.less_crowded(recording.size) == recording.size  # it was tried

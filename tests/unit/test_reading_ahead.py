@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oomrun.core.allocations import FREE, HELD, Recording, fits
-from oomrun.core.reading_ahead import share_without_room
+from oomrun.core.reading_ahead import is_crowded, share_without_room
 
 KIB = 1024
 
@@ -47,3 +47,5 @@ def test_the_share_of_bad_moments(
     found = share_without_room(recording, pool_kib * KIB, batch_kib * KIB)
     assert found == pytest.approx(share)
     assert fits(recording, pool_kib * KIB) or share == 1
+    assert is_crowded(recording, pool_kib * KIB, batch_kib * KIB) == (share > 1 / 4)
+    assert not is_crowded(recording, pool_kib * KIB, 0)  # nothing is read into it

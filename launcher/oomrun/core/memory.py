@@ -248,8 +248,8 @@ class MemoryModel:
 
     def largest_within(self, budget_bytes: int, at_most: int) -> int:
         """The largest size whose upper end is within the budget; 0 where none is."""
-
-        return largest(lambda size: self.fits(size, budget_bytes), at_most)
+        size = largest(lambda size: self.fits(size, budget_bytes), at_most)
+        return self.recorded.less_crowded(size)
 
     def fits(self, size: int, budget_bytes: int) -> bool:
         """Whether a step surely fits into a budget, as far as is known."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from oomrun.core.batch import accumulation_steps, even_micro_batch
 from oomrun.core.memory import MemoryModel
+from oomrun.core.reading_ahead import LESS_CROWDED
 from oomrun.core.units import format_bytes
 
 __all__ = ["Asked", "NothingFits", "Settled", "Step", "Try", "next_step"]
@@ -27,8 +28,6 @@ _FURTHER = 4
 #: So much of a size is trained with that ran where the pool was full: in a longer run
 #: it may run out.
 _FULL = 0.95
-#: So much of a crowded size is tried next: holes lie elsewhere at each size.
-_LESS_CROWDED = 0.93
 #: A size that takes more than this share of what a larger one took saves nothing.
 _LESS = 0.98
 #: How far the budget must be above a prediction's upper end for a size to go untried.
@@ -180,7 +179,7 @@ def _as_far_as_it_goes(known: MemoryModel, ran: int, asked: Asked) -> Settled:
 def _below_crowded(known: MemoryModel, crowded: int) -> int:
     """A little less than it, or a larger one that ran, and was not crowded."""
     ran = (size for size in known.measured if size < crowded)
-    return max(1, int(crowded * _LESS_CROWDED), *ran)
+    return max(1, int(crowded * LESS_CROWDED), *ran)
 
 
 def _with_spare(known: MemoryModel, most: int, asked: Asked) -> Asked:

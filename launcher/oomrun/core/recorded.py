@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from oomrun.core import allocations
 from oomrun.core.allocations import Recording
+from oomrun.core.reading_ahead import LESS_CROWDED, is_crowded
 
 __all__ = ["AS_IT_HAPPENS", "IN_ORDER", "Recorded", "rises_with_size"]
 
@@ -33,6 +34,8 @@ _OF_POOL = 0.99
 #: So much of it may be taken by a step's pieces, with the holes between them, where
 #: what it has in use is within the budget.
 _RAN_IN = 0.95
+#: So often a smaller size is looked for that is not crowded.
+_TIMES = 6
 #: A smaller size that took so much more than a larger one did not take it by chance.
 _MORE = 1.02
 
@@ -68,6 +71,7 @@ class Recorded:
         batch_bytes: of a batch of the data, where they lie in it.
         rows: of a batch; a step of fewer samples a pass is taken in parts.
         in_parts: whether ``best`` was.
+        reads_into_pool: whether batches of the data are read into it while a step runs.
     """
 
     pools: Mapping[int, int] = field(default_factory=dict)
@@ -77,6 +81,7 @@ class Recorded:
     batch_bytes: int = 0
     rows: int = 0
     in_parts: bool = True
+    reads_into_pool: bool = False
 
     def predict(self, size: int) -> tuple[int, int] | None:
         """The least pool for a step, most likely value and upper end; None: not known.
@@ -119,6 +124,23 @@ class Recorded:
             return False
         then = allocations.with_more(then, self.batch_bytes)
         return allocations.fits(then, int(self.pool_bytes * _OF_POOL))
+
+    def less_crowded(self, size: int) -> int:
+        """The next smaller size that leaves room wherever the next batches may lie.
+
+        Args:
+            size: samples of a pass, of a step that fits.
+        """
+        best, pool_bytes = self.best, self.pool_bytes
+        if best is None or pool_bytes is None or not self.reads_into_pool:
+            return size
+        for _ in range(_TIMES):
+            then = allocations.at_size(best, size)
+            tried = size in self.pools or size < 1
+            if tried or not is_crowded(then, pool_bytes, self.batch_bytes):
+                break
+            size = int(size * LESS_CROWDED)
+        return size
 
     def handed_out(self, size: int) -> int | None:
         """The peak that TensorFlow will likely tell of a step; None: not known."""

@@ -15,7 +15,7 @@ from oomrun.core import allocations
 from oomrun.core.allocations import Recording
 from oomrun.core.allocator import GRAIN
 from oomrun.core.plan import Plan
-from oomrun.core.reading_ahead import share_without_room
+from oomrun.core.reading_ahead import is_crowded
 from oomrun.core.recorded import (
     AS_IT_HAPPENS,
     IN_ORDER,
@@ -30,12 +30,6 @@ __all__ = ["Recordings"]
 #: How far below what is wanted a size may be so that its recording is a telling one:
 #: the first, and those that come nearer to what is trained with.
 _BELOW, _BELOW_AGAIN = 0.8, 0.98
-#: A step whose least pool is no more of the device's has room wherever the data lie.
-_ROOMY = 0.8
-#: A size is not trained with where this share of a step's moments is a bad one to read
-#: the next batch. Measured: five models trained 20 steps with 0.13 at most, of those of
-#: 0.5 and more some ran out of memory.
-_BAD_PLACES = 0.25
 
 
 class Recordings:
@@ -98,6 +92,7 @@ class Recordings:
             batch_bytes=self.batch_bytes,
             rows=rows,
             in_parts=self._in_parts,
+            reads_into_pool=self._reads_into_pool,
         )
 
     def size_to_try(self, wanted: int, samples: int) -> int:
@@ -151,21 +146,20 @@ class Recordings:
         if telling and (self.best is None or self.best.size <= size):
             self.best, self._in_parts = found, size < rows
         self._pools[size] = least = allocations.least_pool(found)
-        if self._is_crowded(found, least, memory.limit_bytes):
+        limit_bytes = memory.limit_bytes
+        if (
+            self._reads_into_pool
+            and limit_bytes is not None
+            and is_crowded(found, limit_bytes, self.batch_bytes)
+        ):
             self.crowded = min(size, self.crowded or size)
-            least = max(least, (memory.limit_bytes or 0) + GRAIN)
+            least = max(least, limit_bytes + GRAIN)
         return least
 
-    def _is_crowded(
-        self, found: Recording, least: int, limit_bytes: int | None
-    ) -> bool:
-        """Whether there is no room where the next batches may come to lie."""
-        # On a GPU they lie in the host's memory until a step wants them.
-        data_in_pool = self._allocator == recording.CPU_ALLOCATOR and self.batch_bytes
-        if not data_in_pool or limit_bytes is None or least <= limit_bytes * _ROOMY:
-            return False
-        bad = share_without_room(found, limit_bytes, self.batch_bytes)
-        return bad > _BAD_PLACES
+    @property
+    def _reads_into_pool(self) -> bool:
+        # On a GPU data lie in the host's memory until a step wants them.
+        return self._allocator == recording.CPU_ALLOCATOR
 
 
 def _allocator(plan: Plan) -> str | None:
