@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -91,6 +91,7 @@ class Prober:
         self._recordings = Recordings(
             self._plan,
             keeping.variables_of(model),
+            beside_bytes=beside_bytes,
             records=self._tried is function and not function.by_xla,
         )
         self.graph = StepGraph(model, function)
@@ -233,7 +234,12 @@ class Prober:
             trials_left=0,
             even=self._function.by_xla,
         )
-        step = probing.next_step(self._known, asked)
+        recorded = self._known.recorded
+        if recorded.pool_bytes is not None:  # of this device
+            less = max(0, self._budget - budget_bytes)
+            pool_bytes = max(1, recorded.pool_bytes - less)
+            recorded = replace(recorded, pool_bytes=pool_bytes)
+        step = probing.next_step(replace(self._known, recorded=recorded), asked)
         return 1 if isinstance(step, probing.NothingFits) else step.size
 
     def _samples_grew(self, samples: int, larger: float, rest: int) -> None:

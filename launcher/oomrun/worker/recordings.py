@@ -38,6 +38,7 @@ class Recordings:
     Args:
         plan: of this worker.
         variables: of the model and its optimizer.
+        beside_bytes: what the steps to come hold beside what is recorded.
         records: whether they are recorded at all. XLA plans a step's memory itself, by
             rules of its own; and another trace of a step than the one that trains may
             have another order.
@@ -55,9 +56,12 @@ class Recordings:
         plan: Plan,
         variables: Iterable[Any],
         *,
+        beside_bytes: int = 0,
         records: bool,
     ) -> None:
         self._plan = plan
+        limit_bytes = plan.devices[0].limit_bytes
+        self._pool_bytes = limit_bytes and max(GRAIN, limit_bytes - beside_bytes)
         self._allocator = _allocator(plan) if records else None
         self._lengths = tuple(math.prod(variable.shape) for variable in variables)
         self._pools: dict[int, int] = {}
@@ -88,7 +92,7 @@ class Recordings:
             pools=dict(self._pools or earlier),
             best=self.best,
             spread=self.spread,
-            pool_bytes=self._plan.devices[0].limit_bytes,
+            pool_bytes=self._pool_bytes,
             batch_bytes=self.batch_bytes,
             rows=rows,
             in_parts=self._in_parts,
@@ -146,14 +150,13 @@ class Recordings:
         if telling and (self.best is None or self.best.size <= size):
             self.best, self._in_parts = found, size < rows
         self._pools[size] = least = allocations.least_pool(found)
-        limit_bytes = memory.limit_bytes
         if (
             self._reads_into_pool
-            and limit_bytes is not None
-            and is_crowded(found, limit_bytes, self.batch_bytes)
+            and self._pool_bytes is not None
+            and is_crowded(found, self._pool_bytes, self.batch_bytes)
         ):
             self.crowded = min(size, self.crowded or size)
-            least = max(least, limit_bytes + GRAIN)
+            least = max(least, self._pool_bytes + GRAIN)
         return least
 
     @property
