@@ -14,7 +14,8 @@ from dataclasses import replace
 from oomrun.core import remedies
 from oomrun.core.causes import Cause
 from oomrun.core.judging_end import by_end, host_killed
-from oomrun.core.judging_text import FILE_SIZE, by_text, decisive_error, warned_of
+from oomrun.core.judging_summaries import FILE_SIZE
+from oomrun.core.judging_text import by_text, decisive_error, warned_of
 from oomrun.core.log_facts import Facts, only_device, together
 from oomrun.core.log_lines import lines
 from oomrun.core.log_reading import DEVICE_KINDS, Reading, read
@@ -35,7 +36,7 @@ def judge(clues: Clues) -> Verdict:
         only = Facts(device=only_device(clues.text))
         found = replace(found, facts=together(found.facts, only))
     phase = remedies.phase(clues.text, found.facts) if found.is_oom else "unknown"
-    if found.kind == "gpu_context":
+    if found.kind == "gpu_context" and not reading.progress:
         phase = "start"
     if found.is_oom and found.kind != "shm" and _disk_full(reading):
         signs = (*signs, "disk_full")

@@ -11,7 +11,7 @@ import signal as signals
 from dataclasses import replace
 
 from oomrun.core.causes import Cause
-from oomrun.core.judging_text import CAUSES, SUMMARIES
+from oomrun.core.judging_summaries import CAUSES, SUMMARIES
 from oomrun.core.log_facts import Facts, together
 from oomrun.core.log_reading import Hit, Reading
 from oomrun.core.verdict import SHM_IS_FULL, Clues, Verdict
@@ -116,7 +116,8 @@ def _of_sigkill(clues: Clues, told: str, reading: Reading) -> Verdict:
 def _decisive(others: list[Hit]) -> Hit:
     """The line that says most: what names a cause before what was raised of it."""
     for kinds in (
-        ("hardware", "device_fault", "no_capacity", "misconfiguration", "threads"),
+        ("hardware", "device_fault", "no_capacity", "threads"),
+        ("misconfiguration",),
         ("hang",),
         ("crash",),
         ("peer_lost",),
@@ -147,6 +148,10 @@ def _other(hit: Hit, reading: Reading, failed: bool) -> Verdict:
     return replace(found, told=hit.text, facts=facts, levers=_levers(hit, failed))
 
 
+# Signals of a fault of its own: an illegal instruction, a division, a wrong address.
+_own_fault = re.compile(r"SIGSEGV|SIGILL|SIGFPE|\bsignal (?:4|8|11)\b")
+
+
 def _levers(hit: Hit, failed: bool) -> tuple[str, ...]:
     """What would help, where the kind of the line tells more than its cause."""
     kind = hit.form.kind
@@ -154,7 +159,7 @@ def _levers(hit: Hit, failed: bool) -> tuple[str, ...]:
         return ("restart_same", "fix_code")
     if kind == "device_fault":
         return ("fix_code", "restart_same")
-    if kind == "peer_lost" and "SIGSEGV" in hit.text:
+    if kind == "peer_lost" and _own_fault.search(hit.text):
         return ("fix_code",)
     # What they tell of is in another log, or in nobody's power here.
     none = kind in ("peer_lost", "hardware") or (kind == "hang" and not failed)
@@ -208,8 +213,9 @@ def _of_harmless(reading: Reading) -> Facts:
         if (hit.form.kind, hit.form.role) == ("xla", "harmless"):
             continue
         if hit.form.role in ("harmless", "hint", "status", "error"):
-            said = replace(reading.facts(hit, ()), about_bytes=None, operation=None)
-            found = together(found, said)
+            first = reading.facts(reading.first_of_ladder(hit), ())
+            said = together(first, reading.facts(hit, ()))
+            found = together(found, replace(said, about_bytes=None, operation=None))
     return found
 
 
