@@ -91,7 +91,7 @@ PUT_AROUND: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("around", PUT_AROUND)
 def test_what_is_put_around_lines_changes_nothing(around: str) -> None:
     wrong = []
-    for row in [*OWN[::4], *LABELLED[::4]]:
+    for row in [*OWN[::5], *LABELLED[::4]]:
         found = judged(row, PUT_AROUND[around](row["text"]))
         if (found["is_oom"], found["kind"]) != (row["is_oom"], row["kind"]):
             wrong.append(row["id"])
@@ -102,9 +102,11 @@ def ambiguous(name: str) -> bool:
     return any(row["id"] == name and row["ambiguous"] for row in LABELLED)
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_lines_that_were_wrapped_are_put_together(width: int) -> None:
-    texts = [row for row in OWN if len(row["text"]) > width]
+@pytest.mark.parametrize(("width", "rows"), [(80, OWN[::2]), (120, OWN[1::2])])
+def test_lines_that_were_wrapped_are_put_together(
+    width: int, rows: list[dict[str, Any]]
+) -> None:
+    texts = [row for row in rows if len(row["text"]) > width]
     wrong = [row["id"] for row in texts if wrapped(row, width) != row["kind"]]
     assert len(wrong) <= 0.03 * len(texts), wrong
 

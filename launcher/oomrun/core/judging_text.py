@@ -7,17 +7,16 @@ codes (``judging``), the lines (``log_reading``).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 
-from oomrun.core import units
 from oomrun.core.causes import Cause
+from oomrun.core.judging_summaries import CAUSES, summary_of
 from oomrun.core.log_facts import Facts, facts_of, together
 from oomrun.core.log_form import Kind
 from oomrun.core.log_reading import DEVICE_KINDS, MEMORY_KINDS, Hit, Reading, read
 from oomrun.core.verdict import SHM_IS_FULL, Clues, Verdict
 
-__all__ = ["CAUSES", "SUMMARIES", "by_text", "decisive_error", "from_text", "warned_of"]
+__all__ = ["by_text", "decisive_error", "from_text", "warned_of"]
 
 
 def from_text(text: str, shm_free_bytes: int | None = None) -> Verdict | None:
@@ -63,7 +62,7 @@ def decisive_error(clues: Clues, reading: Reading) -> Hit | None:
     if last.form.kind == "disk" and memory:
         # After running out of memory there may be no room for its checkpoint either.
         last = memory[-1]
-    last = _pools_own(last, live)
+    last = _pools_own(_of_first_rank(last, live), live)
     kinds = {hit.form.kind: hit for hit in live}
     if last.form.kind in ("disk", "host_allocator") and "shm" in kinds:
         return kinds["shm"]
@@ -74,6 +73,14 @@ def decisive_error(clues: Clues, reading: Reading) -> Hit | None:
             if particular == "gpu_async_allocator" or not _tells_shape(reading, last):
                 return whose
     return last
+
+
+def _of_first_rank(last: Hit, live: list[Hit]) -> Hit:
+    """The same of the rank that failed first, where several found no memory."""
+    alike = [hit for hit in live if hit.form.kind == last.form.kind]
+    if not last.line.rank or last.form.kind not in MEMORY_KINDS:
+        return last
+    return [hit for hit in alike if hit.line.rank == alike[0].line.rank][-1]
 
 
 _asked_by = re.compile(r"requested by op \S*?([^\s/]{1,200})(?=\s|$)")
@@ -114,7 +121,7 @@ def by_text(clues: Clues, reading: Reading) -> Verdict | None:
     short = bool(memory or shortages)
     if short and not statuses:
         statuses = [hit for hit in hints if hit.form.kind == "gpu_library"]
-    if statuses and not short and _set_up_wrong(reading):
+    if statuses and not short and _other_cause(reading):
         return None
     if statuses:
         found = _of_error(statuses[-1], clues, reading)
@@ -128,11 +135,11 @@ def by_text(clues: Clues, reading: Reading) -> Verdict | None:
     return None
 
 
-def _set_up_wrong(reading: Reading) -> bool:
+def _other_cause(reading: Reading) -> bool:
     """Whether a line names another cause of what a status may be of memory."""
+    kinds = ("misconfiguration", "threads", "no_capacity")
     return any(
-        hit.form.kind == "misconfiguration" and hit.form.role == "other"
-        for hit in reading.hits
+        hit.form.kind in kinds and hit.form.role == "other" for hit in reading.hits
     )
 
 
@@ -157,53 +164,16 @@ def _shortages(reading: Reading) -> list[Hit]:
     ]  # fmt: skip
 
 
-CAUSES: Mapping[str, Cause] = {
-    "host_allocator": Cause.HOST_OOM,
-    "host_killed": Cause.HOST_OOM,
-    "shm": Cause.SHM_FULL,
-    "disk": Cause.DISK_FULL,
-    "protobuf_limit": Cause.GRAPH_LIMIT,
-    "grpc": Cause.MESSAGE_LIMIT,
-    "device_fault": Cause.CRASH,
-    "hardware": Cause.CRASH,
-    "peer_lost": Cause.CRASH,
-    "hang": Cause.HANG,
-    "preemption": Cause.PREEMPTION,
-    "misconfiguration": Cause.MISCONFIGURATION,
-    "crash": Cause.CRASH,
-    "threads": Cause.CRASH,
-    "no_capacity": Cause.MISCONFIGURATION,
-}
-SUMMARIES: Mapping[str, str] = {
-    "gpu_allocator": "the device ran out of memory",
-    "gpu_context": "the device had no memory left",
-    "gpu_library": "a CUDA library found no memory on the device",
-    "gpu_async_allocator": "the device ran out of memory (cuda_malloc_async)",
-    "xla": "the device ran out of memory in a program that XLA compiled",
-    "nccl": "NCCL found no memory on the device for its buffers",
-    "host_allocator": "host memory ran out",
-    "host_killed": "a process was killed since host memory ran out",
-    "shm": "shared memory (/dev/shm) is full",
-    "disk": "the disk is full, or a quota is used up",
-    "protobuf_limit": "a graph, constant or message is above the limit of protobuf",
-    "grpc": "a message is above gRPC's limit on its size",
-    "device_fault": "the device or a kernel on it failed; memory did not run out",
-    "hardware": "the device's hardware failed: leave it out until it was looked at",
-    "peer_lost": "another process of the job was lost; the cause is in its log",
-    "hang": "a process waited for the others for too long",
-    "preemption": "it was stopped from outside",
-    "misconfiguration": "it could not start as it is set up",
-    "crash": "the program failed; nothing says that memory ran out",
-    "threads": "the system refused another thread, process, file or locked page: a "
-    "limit, not memory",
-    "no_capacity": "a cluster or a service had no room or no quota left for it: try "
-    "again later, or ask for less",
-}
-
-FILE_SIZE = (
-    "a file grew above the size that is allowed for one (ulimit -f, or the file "
-    "system's limit)"
+_writes = re.compile(
+    r"Detected at node \S{0,200}\b(?:Save(?:V2|Slices)?|MergeV2Checkpoints|WriteFile)\b"
 )
+
+
+def _on_the_host(hit: Hit) -> bool:
+    """Whether the operation that asked runs on the host, and no allocator is named."""
+    if "OOM when allocating" not in hit.text or "by allocator" in hit.text:
+        return False
+    return (facts_of(hit.text).device or "").startswith("CPU:")
 
 
 def _kind_of(hit: Hit, clues: Clues, reading: Reading) -> Kind:
@@ -213,6 +183,11 @@ def _kind_of(hit: Hit, clues: Clues, reading: Reading) -> Kind:
         # The message has no path, or names none of a disk's.
         if hit.line.number in reading.near_shm or (full and "/" not in hit.text):
             return "shm"
+    if kind == "gpu_allocator":
+        if hit.form.role == "status" and _writes.search(hit.text):
+            return "disk"
+        if _on_the_host(hit):
+            return "host_allocator"
     return kind
 
 
@@ -222,37 +197,6 @@ def warned_of(reading: Reading) -> Facts:
         if hit.form.kind == "host_allocator" and hit.form.role == "harmless":
             return reading.facts(hit, ())
     return Facts()
-
-
-_file_size = re.compile(r"too large|\bEFBIG\b|rrno (?:= )?27\b|size limit|\bSIGXFSZ\b")
-_limits = (
-    re.compile(r"(?:more|larger|bigger) than (?:the limit \()?(\d{6,12}) ?bytes"),
-    re.compile(
-        r"(?:exceed\w{0,3}|than|limited to|limit of|size of|limit is) (?:the )?"
-        r"(\d{1,5} ?[MG])i?B\b"
-    ),
-)
-_TWO_GB = 2**31
-
-
-def _summary(kind: Kind, text: str) -> str:
-    """What happened, with what the line tells of the limit."""
-    if kind == "disk" and _file_size.search(text):
-        return FILE_SIZE
-    if kind != "protobuf_limit":
-        return SUMMARIES[kind]
-    return f"{SUMMARIES[kind]} ({_protobuf_limit(text)})"
-
-
-def _protobuf_limit(text: str) -> str:
-    """2 GB since protobuf 3.2, 64 MB before, or what a program has set."""
-    found = next((m[1] for p in _limits if (m := p.search(text))), None)
-    if found is None:
-        return "2 GB"
-    if not found.isdigit():
-        return f"{found[:-1].strip()} {found[-1]}B"
-    limit = int(found)
-    return "2 GB" if _TWO_GB - limit in (0, 1) else units.format_bytes(limit)
 
 
 def _short_device(reading: Reading) -> str | None:
@@ -277,7 +221,7 @@ def _of_error(hit: Hit, clues: Clues, reading: Reading) -> Verdict:
         facts = replace(
             reading.facts(hit, ()), device=None, shape=None, dtype=None, operation=None
         )
-    cause, summary = CAUSES.get(kind, Cause.DEVICE_OOM), _summary(kind, hit.text)
+    cause, summary = CAUSES.get(kind, Cause.DEVICE_OOM), summary_of(kind, hit.text)
     if kind == "host_allocator" and "bfc_cpu" in hit.text:
         # A pool with a limit, as a GPU's.
         cause, summary = Cause.DEVICE_OOM, "the CPU device's pool ran out of memory"

@@ -46,7 +46,8 @@ _DEVICES = (
     re.compile(r"\bcuda:(?P<index>\d{1,4})\b", re.I),
     re.compile(r"\bon (?:GPU|device) (?P<index>\d{1,4})\b"),
     re.compile(r"\bGPU (?P<index>\d{1,4})(?: has a total|; \d)"),
-    re.compile(r"device ordinal (?P<index>\d{1,4})"),
+    # XRT has devices of several kinds.
+    re.compile(r"device ordinal (?P<index>\d{1,4})(?!.{0,200}\bXRT)"),
     re.compile(r":\d{1,9}:\d{1,9} \[(?P<index>\d{1,4})\] .{0,100}NCCL"),
 )
 _SHAPES = (
@@ -80,6 +81,7 @@ _OPERATIONS = (
     re.compile(r"requested by op (\S{1,300})"),
     re.compile(r"\{\{node (\S{1,300}?)\}\}"),
     re.compile(r"\[\[(?:node|Node:?) (\S{1,300})"),
+    re.compile(r"Detected at node '?([^\s']{1,300})"),
     re.compile(r"\[Op:(\w{1,120})"),
 )
 

@@ -41,10 +41,11 @@ MAY_MATTER = re.compile(
     r"|timed? ?out|blocked|peer|socket|horovod|broken|collective|refused|disappear"
     r"|unreachable|thread|unavailable|too many|fault|check failed|core dumped"
     r"|dst tensor"
-    r"|exit\b|serialize|larger|beyond|condition|resource|hresult|plan: ?\d|ram\b"
+    r"|exit(?:\b|_)|serialize|larger|beyond|condition|resource|hresult|plan: ?\d|ram\b"
     r"|\bmem\b|cusparse|hsa_status|bandwidth|enhance|rate limit|inotify|kernel"
     r"|task registered|failed to connect|too large|sigxfsz|disruption|paging"
     r"|terminated|exitcode|mmap"
+    r"|corrupt|free\(\)|munmap"
     r"|removed|taskoom|0xc00000|winerror|nodes are|stockout|provision|tactic|limit"
     rf"|(?-i:{TRANSLATED_WORDS.pattern})"
 )

@@ -63,6 +63,10 @@ DEVICE_PARTICULAR: tuple[Form, ...] = (
         r"(?:CUDA|cuda|GPU|gpu) context\b.{0,120}(?:OUT_OF_MEMORY|[Oo]ut of memory)",
         r"context\b.{0,80}CUDA_ERROR_OUT_OF_MEMORY",
         r"[Oo]ut of memory\b.{0,60}\b(?:cuDevicePrimaryCtxRetain|cuCtxCreate|cuInit)",
+        # A kernel's code and stacks are the driver's, beside all pools.
+        r"(?:Gpu|Cuda|Hip)LaunchKernel\(.{0,400}: [Oo]ut of memory",
+        r"\b[Ll]aunch (?:CUDA |ROCM |ROCm |GPU )?kernel\b.{0,300}"
+        r"(?:OUT_OF_MEMORY|[Oo]ut ?[Oo]f ?[Mm]emory)",
     ),
     form(
         "gpu_library",
@@ -78,6 +82,8 @@ DEVICE_PARTICULAR: tuple[Form, ...] = (
         r"(?:workspace|scratch)\b.{0,80}(?:OUT_OF_MEM|[Oo]ut of mem|not enough mem)",
         r"[Ff]ailed to allocate (?:\w+ )?(?:scratch|workspace|work area)\b",
         r"CUSPARSE_STATUS_INSUFFICIENT_RESOURCES",
+        r"\b(?:cub|hipcub|rocprim|gpuprim)::.{0,300}"
+        r"(?:[Oo]ut of memory|MemoryAllocation|OutOfMemory)",
         # The libraries' numbers for it.
         r"cuFFT \w{0,10} ?plan: ?2\b|cuSolver\w{0,4} call failed with status ?= ?2\b",
         r"\bmiopenStatusSuccess\b.{0,80}\(4 vs\. 0\)",
@@ -127,7 +133,15 @@ DEVICE_GENERAL: tuple[Form, ...] = (
         "status",
         r"HSA_STATUS_ERROR_OUT_OF_RESOURCES",
     ),
-    form("gpu_allocator", "status", r"\b(?:PI|UR_RESULT)_ERROR_OUT_OF_RESOURCES\b"),
+    form(
+        "gpu_allocator",
+        "status",
+        r"\b(?:PI|UR_RESULT)_ERROR_OUT_OF_RESOURCES\b",
+        # The class alone, where the text ends before the reason.
+        r"^(?:tensorflow\.[\w.]{1,80}\.|tf\.[\w.]{1,80}\.|errors(?:_impl)?\.)?"
+        r"ResourceExhaustedError(?:: {0,3}(?:Graph execution error:?"
+        r"|\d+ root error\(s\) found\.?)?)?(?: {2,99}Traceback \(most .{0,20})?$",
+    ),
     form(
         "gpu_allocator",
         "error",
@@ -143,7 +157,6 @@ DEVICE_GENERAL: tuple[Form, ...] = (
         r"Error Code \d+: OutOfMemory|ErrorOutOfMemory\)?$|CL_OUT_OF_RESOURCES",
         r"(?i:failed to alloc\w{0,6} (?:device|hbm|gpu|vram|xpu) memory)",
         r"unable to allocate output tensor\b",
-        r"GpuLaunchKernel\(.{0,200}: [Oo]ut of memory",
         r"Check failed: .{0,160}\b(?:cuda|hip)Success\b.{0,160}"
         r"\((?:(?:2|1002) vs\. 0|0 vs\. (?:2|1002))\)",
         r"CUDABadAlloc|\bCUDA (?:memory )?allocation failed",

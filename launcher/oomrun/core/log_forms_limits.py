@@ -108,6 +108,8 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         r"(?:[Pp]rotobuf|[Pp]roto|[Mm]essage|GraphDef|[Mm]odel)\b.{0,80}"
         r"\b(?:2 ?GB|2 ?GiB|2147483647|2147483648)\b",
         r"EncodeError: Failed to serialize proto",
+        r"\b(?:[Tt]ensor|[Gg]raph|[Mm]essage|[Pp]roto)\w*\b.{0,60}"
+        r"too large to (?:be )?serialized?\b",
     ),
     # Above 2 GB the counter of a message's size wraps. That a thread changes a message,
     # as the text has it, is rare.
@@ -158,7 +160,16 @@ NOT_DEVICE_MEMORY: tuple[Form, ...] = (
         r"tempstate\d{6,}",
     ),
     # A size that no device ever had is a length that was read wrong.
-    form("crash", "other", r"more than 1EB memory"),
+    form(
+        "crash",
+        "other",
+        r"more than 1EB memory",
+        # The C library found its heap damaged: no matter of size.
+        r"\bmalloc\.c:\d+: \w{1,40}: Assertion|\bdouble free or corruption",
+        r"\b(?:malloc(?:_consolidate)?|realloc|free|munmap_chunk)\(\): (?:invalid"
+        r"|corrupt|memory corrupt|unaligned|mismatch|unsorted|double free|too many)",
+        r"\bcorrupted (?:size vs|double-linked list)",
+    ),
     form(
         "hardware",
         "other",

@@ -174,7 +174,7 @@ def _moves(text: str) -> bool:
     return _counts.search(text) is not None and not _not_taken.search(text)
 
 
-_belongs = re.compile(r"^(?:E )?\s*\[\[")
+_belongs = re.compile(r"^(?:E )?\s*\[\[|^Detected at node \S")
 
 
 def _whole(found: Sequence[Line], index: int, form: Form) -> tuple[Hit, int]:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from oomrun.core import units
 from oomrun.core.causes import Cause
-from oomrun.core.log_facts import Facts
+from oomrun.core.log_facts import Facts, size_bytes
 from oomrun.core.log_reading import Reading
 
 __all__ = ["LEVERS", "levers", "phase", "sentence", "signs"]
@@ -87,6 +87,10 @@ _SIGNS = (
         r"DataLoader|shuffle buffer|prefetch|shuffle_batch|input_pipeline|tf_data"
         r"|num_workers"
     )),
+    # Keras takes its batches from arrays in memory in this way: all of the data went.
+    ("copied_in", re.compile(
+        r"Failed copying input tensor from \S{1,80}CPU:\d.{0,200} to run GatherV2\b"
+    )),
     ("read_in", re.compile(r"\bastype\b|np\.load|read_csv|for an array with shape")),
 )  # fmt: skip
 _smi = re.compile(r"^\[(\d+)\] .{0,80}\| +(\d+) / (\d+) MB", re.MULTILINE)
@@ -126,20 +130,21 @@ def signs(
         found.append("throttled")
     if _uneven(text):
         found.append("one_device_for_all")
-    starts = {h.line.rank for h in reading.hits if h.form.kind == "gpu_context"}
-    if len(starts) > 1:
-        found.append("many_ranks")
     if len(_ladder.findall(text)) >= 3:
         found.append("start_ladder")
-    size = facts.requested_bytes or facts.about_bytes
+    size = size_bytes(facts)
     if size is not None and size < _TINY_BYTES:
         found.append("tiny_request")
+    if _many_ranks(reading, tiny="tiny_request" in found):
+        found.append("many_ranks")
     if size is not None and size > _LARGE_CONSTANT and facts.operation == "_EagerConst":
         found.append("constant")
     if size is not None and size > _HUGE_REQUEST:
         found.append("huge_request")
     if facts.shape and max(facts.shape) >= _HUGE_DIMENSION and len(facts.shape) == 2:
         found.append("weight")
+    if _step_on_host(facts):
+        found.append("step_on_host")
     if facts.shape and len(facts.shape) > 2 and facts.shape[0] == 1:
         found.append("one_sample")
     if facts.shape and _unsplit(text, facts.shape[0]):
@@ -153,6 +158,22 @@ def signs(
     if epochs and max(epochs) >= 10:
         found.append("late")
     return tuple(dict.fromkeys(found))
+
+
+def _many_ranks(reading: Reading, *, tiny: bool) -> bool:
+    """Whether several ranks found no memory for their start, or for next to nothing."""
+    kinds = {"gpu_context", *(("gpu_allocator",) if tiny else ())}
+    failed = {
+        hit.line.rank for hit in reading.hits
+        if hit.form.kind in kinds and hit.form.role in ("error", "hint", "status")
+    }  # fmt: skip
+    return len(failed) > 1
+
+
+def _step_on_host(facts: Facts) -> bool:
+    """Whether it is a tensor of several samples, as of a model on the CPU device."""
+    several = facts.shape is not None and len(facts.shape) > 1 and facts.shape[0] > 1
+    return several and (facts.device or "").startswith("CPU:")
 
 
 def _fragmented(text: str) -> bool:
@@ -277,21 +298,23 @@ def _levers(
 def _of_host(signs: Sequence[str]) -> tuple[str, ...]:
     if "read_in" in signs:
         return ("fix_code", "shrink_host_pipeline")
+    other = {"loader", "weight", "tiny_request"} & set(signs)
+    batch = ("shrink_micro_batch",) if "step_on_host" in signs and not other else ()
     if "late" in signs:
-        return ("restart_same", "shrink_host_pipeline")
-    return ("shrink_host_pipeline", "fix_code")
+        return (*batch, "restart_same", "shrink_host_pipeline")
+    return (*batch, "shrink_host_pipeline", "fix_code")
 
 
 _OF_THE_PROGRAM = frozenset(
     {
-        "weight", "constant", "scratch", "padding", "huge_request", "sequence",
-        "unsplit", "one_sample",
+        "weight", "constant", "copied_in", "scratch", "padding", "huge_request",
+        "sequence", "unsplit", "one_sample",
     }
 )  # fmt: skip
 
 
 def _of_device(phase: Phase, signs: Sequence[str]) -> tuple[str, ...]:
-    if "one_device_for_all" in signs:
+    if {"one_device_for_all", "many_ranks"} & set(signs):
         return ("pin_gpu", "free_device")
     if "sparse_gradients" in signs:
         return ("sparse_as_dense", "shrink_micro_batch")
