@@ -246,14 +246,22 @@ class MemoryModel:
         middle = int(min(max(likely, rest), peak))
         return Peak(bytes=middle, high_bytes=int(middle + (peak - middle) / 2))
 
-    def largest_within(self, budget_bytes: int, at_most: int) -> int:
-        """The largest size whose upper end is within the budget; 0 where none is."""
-        size = largest(lambda size: self.fits(size, budget_bytes), at_most)
+    def largest_within(
+        self, budget_bytes: int, at_most: int, *, tried: bool = True
+    ) -> int:
+        """The largest size whose upper end is within the budget; 0 where none is.
+
+        Args:
+            budget_bytes: what we plan into.
+            at_most: the upper bound.
+            tried: whether it is tried before it is trained with.
+        """
+        size = largest(lambda size: self.fits(size, budget_bytes, tried=tried), at_most)
         return self.recorded.less_crowded(size)
 
-    def fits(self, size: int, budget_bytes: int) -> bool:
+    def fits(self, size: int, budget_bytes: int, *, tried: bool = True) -> bool:
         """Whether a step surely fits into a budget, as far as is known."""
-        recorded = self.recorded.fits(size, budget_bytes)
+        recorded = self.recorded.fits(size, budget_bytes, tried=tried)
         if recorded is not None:
             return recorded
         peak = self.predict(size)

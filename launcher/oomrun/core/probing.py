@@ -128,9 +128,14 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
         # All that ran took more than is wanted, and still ran. A smaller size need not
         # take less: sums of sparse gradients grow with the number of parts.
         return _settled(known, best, asked)
-    # Below a size that ran, the line is as good as a trial.
-    proven = (bool(ran) and asked.crowded is None) or asked.remembered
+    # Below a size that ran, the line is as good as a trial. Not so with recordings: at
+    # each size holes lie elsewhere.
+    recorded = known.recorded.best is not None
+    proven = (bool(ran) and not recorded) or asked.remembered
     if (proven and wanted < largest) or asked.trials_left <= 0:
+        if recorded and ran:
+            surely = known.largest_within(asked.budget_bytes, most, tried=False)
+            wanted = max(ran, min(wanted, surely))
         return _settled(known, wanted if wanted < largest or not ran else ran, asked)
     return Try(size=wanted)
 

@@ -100,7 +100,7 @@ class Recorded:
         spread = likely * self._spread(size) + abs(rise) * _RISE
         return likely, int(likely + spread)
 
-    def fits(self, size: int, budget_bytes: int) -> bool | None:
+    def fits(self, size: int, budget_bytes: int, *, tried: bool = True) -> bool | None:
         """Whether a step surely fits; None where it is not known.
 
         What it has in use is within the budget, its pieces leave a little of the pool,
@@ -109,6 +109,8 @@ class Recorded:
         Args:
             size: samples of a pass.
             budget_bytes: what we plan into.
+            tried: whether it is tried before it is trained with; otherwise its pieces,
+                with the holes between them, have to be within the budget too.
         """
         if self.best is None or not self.pools:
             known = self.predict(size)
@@ -118,7 +120,8 @@ class Recorded:
         then = allocations.at_size(self.best, size)
         in_use = allocations.needed_bytes(then) * (1 + self._spread(size))
         most = budget_bytes
-        if len(self.pools) > 1:  # what one tells of the others has been seen to hold
+        # What one tells of the others has been seen to hold.
+        if tried and len(self.pools) > 1:
             most = max(most, int(self.pool_bytes * _RAN_IN))
         if in_use > budget_bytes or not self._pool_within(size, most, self.best):
             return False
