@@ -65,8 +65,7 @@ class TestFunction:
                 if logs is None:
                     raise StopIteration from None
                 break
-            spec = getattr(iterator, "element_spec", None)
-            self._spec = slicing.spec_alike(spec, data)
+            self._spec = getattr(iterator, "element_spec", None)
             logs = self._evaluate(data)
         return logs
 
@@ -79,7 +78,7 @@ class TestFunction:
             jit_compile=self._model.jit_compile or None,
         )
 
-    def _trace(self, function: Any, *others: Any) -> None:
+    def _trace(self, function: Any, data: Any, *others: Any) -> None:
         """Traces ``function`` before it is first called, for batches of any size.
 
         As plain Keras does. Otherwise what the graph is, and so a result's last bits,
@@ -89,7 +88,9 @@ class TestFunction:
         self._traced.add(function)
         if done or self._model.run_eagerly or self._spec is None:
             return
-        spec = slicing.with_any_rows(self._spec)
+        spec = slicing.spec_alike(slicing.with_any_rows(self._spec), data)
+        if spec is None:
+            return
         # Batches that are unlike their spec are traced when they come.
         with contextlib.suppress(TypeError, ValueError):
             specs = keras.tree.map_structure(tf.type_spec_from_value, list(others))
@@ -124,7 +125,7 @@ class TestFunction:
         """What ``run`` returns; None where it did not fit, and nothing has changed."""
         before = {id(v): tf.identity(v.value) for v in self._model.metrics_variables}
         try:
-            self._trace(run, *given[1:])
+            self._trace(run, *given)
             result = run(*given)
         except tf.errors.ResourceExhaustedError as error:
             message = str(error)
