@@ -48,6 +48,8 @@ def judge(clues: Clues) -> Verdict:
     levers = remedies.levers(
         found.kind, is_oom=found.is_oom, cause=found.cause, phase=phase, signs=signs
     )
+    if "disk_full" in signs:
+        levers = (*levers, "fix_disk")
     found = replace(found, levers=found.levers or levers)
     return replace(found, summary=remedies.sentence(found.summary, found.facts, phase))
 

@@ -115,15 +115,15 @@ class Recorded:
         if self.best is None or not self.pools:
             known = self.predict(size)
             return None if known is None else known[1] <= budget_bytes
-        if self.pool_bytes is None:
-            return self._pool_within(size, budget_bytes, self.best)
         then = allocations.at_size(self.best, size)
+        if self.pool_bytes is None:
+            return self._pool_within(then, budget_bytes, self.best)
         in_use = allocations.needed_bytes(then) * (1 + self._spread(size))
         most = budget_bytes
         # What one tells of the others has been seen to hold.
         if tried and len(self.pools) > 1:
             most = max(most, int(self.pool_bytes * _RAN_IN))
-        if in_use > budget_bytes or not self._pool_within(size, most, self.best):
+        if in_use > budget_bytes or not self._pool_within(then, most, self.best):
             return False
         then = allocations.with_more(then, self.batch_bytes)
         return allocations.fits(then, int(self.pool_bytes * _OF_POOL))
@@ -138,9 +138,10 @@ class Recorded:
         if best is None or pool_bytes is None or not self.reads_into_pool:
             return size
         for _ in range(_TIMES):
+            if size in self.pools or size < 1:
+                break
             then = allocations.at_size(best, size)
-            tried = size in self.pools or size < 1
-            if tried or not is_crowded(then, pool_bytes, self.batch_bytes):
+            if not is_crowded(then, pool_bytes, self.batch_bytes):
                 break
             size = int(size * LESS_CROWDED)
         return size
@@ -178,13 +179,13 @@ class Recorded:
     def _near(self, size: int) -> int:
         return min(self.pools, key=lambda ran: (abs(ran - size), ran))
 
-    def _pool_within(self, size: int, most: int, best: Recording) -> bool:
+    def _pool_within(self, then: Recording, most: int, best: Recording) -> bool:
         """Whether the upper end of ``predict`` is; in a tenth of the time."""
-        near = self._near(size)
+        size, near = then.size, self._near(then.size)
         same = self.spread if size == near else self._spread(size)
         left = most - self.pools[near] * (1 + same)
         if size == near:
             return left >= 0
         rise = left / (1 + same + (_RISE if left > 0 else -_RISE))
         pool_bytes = int(_pool_at(best, near) + rise)
-        return allocations.fits(allocations.at_size(best, size), pool_bytes)
+        return allocations.fits(then, pool_bytes)

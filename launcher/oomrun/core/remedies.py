@@ -247,18 +247,6 @@ def levers(
     signs: Sequence[str],
 ) -> tuple[str, ...]:
     """What would help, the best first."""
-    found = _levers(kind, is_oom=is_oom, cause=cause, phase=phase, signs=signs)
-    return (*found, "fix_disk") if "disk_full" in signs else found
-
-
-def _levers(
-    kind: str,
-    *,
-    is_oom: bool,
-    cause: Cause | None,
-    phase: Phase,
-    signs: Sequence[str],
-) -> tuple[str, ...]:
     match kind:
         case "disk":
             return ("fix_disk",)
