@@ -23,13 +23,26 @@ _PACKAGE = Path(oomrun.__file__).parent
 _WORKER = _PACKAGE / "worker"
 
 #: What decides whether a micro-batch runs.
-TRUTH = (_WORKER / "engine", _WORKER / "pool.py", Path(__file__).parents[1] / "zoo")
+TRUTH = (
+    _WORKER / "engine",
+    *(_WORKER / name for name in ("pool.py", "reading_ahead.py")),
+    Path(__file__).parents[1] / "zoo",
+)
 #: What decides which one is planned, and what it is predicted to need.
 PLANS = (
     *TRUTH,
-    *(_WORKER / name for name in ("probing.py", "recovery.py", "training.py")),
-    *(_PACKAGE / "core" / name for name in ("memory.py", "probing.py")),
-)
+    *(
+        _WORKER / f"{name}.py"
+        for name in ("probing", "recordings", "recovery", "searching", "training")
+    ),
+    *(
+        _PACKAGE / "core" / f"{name}.py"
+        for name in (
+            "allocations", "allocator", "batch", "memory", "probing", "reading_ahead",
+            "recorded",
+        )
+    ),
+)  # fmt: skip
 
 
 def digest(sources: Iterable[Path]) -> str:

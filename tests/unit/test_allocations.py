@@ -213,7 +213,7 @@ def test_room_is_kept_for_a_batch_that_is_read_meanwhile() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peaks", "rises"),
+    ("needed", "rises"),
     [
         ({}, True),
         ({8: 100}, True),
@@ -224,6 +224,6 @@ def test_room_is_kept_for_a_batch_that_is_read_meanwhile() -> None:
     ],
 )
 def test_sums_of_sparse_gradients_are_noticed(
-    peaks: dict[int, int], rises: bool
+    needed: dict[int, int], rises: bool
 ) -> None:
-    assert rises_with_size(peaks) == rises
+    assert rises_with_size(needed) == rises

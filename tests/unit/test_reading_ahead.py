@@ -49,3 +49,24 @@ def test_the_share_of_bad_moments(
     assert fits(recording, pool_kib * KIB) or share == 1
     assert is_crowded(recording, pool_kib * KIB, batch_kib * KIB) == (share > 1 / 4)
     assert not is_crowded(recording, pool_kib * KIB, 0)  # nothing is read into it
+
+
+# The small one stays for most of the step.
+LONG = step(0, 2, ~2, 3, ~3, ~0, 1, ~1, requests=(20, 80, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("recording", "pool_kib", "crowded", "at_rest"),
+    [
+        (LONG, 100, True, False),  # read before the small one, the batch lies below it
+        (LONG, 99, True, True),  # no room wherever it lies
+        (LONG, 140, False, False),
+        (TAKEN, 109, False, False),
+    ],
+)
+def test_what_is_read_before_the_step_lies_where_it_does_not_matter(
+    recording: Recording, pool_kib: int, crowded: bool, at_rest: bool
+) -> None:
+    pool_bytes, batch_bytes = pool_kib * KIB, 10 * KIB
+    assert is_crowded(recording, pool_bytes, batch_bytes) == crowded
+    assert is_crowded(recording, pool_bytes, batch_bytes, at_rest=True) == at_rest

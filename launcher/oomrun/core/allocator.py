@@ -13,18 +13,21 @@ are joined at once.
 
 from __future__ import annotations
 
-import bisect
+from bisect import bisect_left, insort
 
 __all__ = ["GRAIN", "Pool", "rounded"]
 
 #: Bytes that every piece has a multiple of.
 GRAIN = 256
 _LARGEST_WASTE = 128 * 2**20
+#: A free piece is one number, its length in the high bits: those compare fast.
+_BITS = 48
+_ADDRESS = (1 << _BITS) - 1
 
 
 def rounded(size: int) -> int:
     """The bytes that a request counts as where nothing is wasted."""
-    return max(GRAIN, -(-size // GRAIN) * GRAIN)
+    return -(-size // GRAIN) * GRAIN or GRAIN
 
 
 def _is_split(length: int, wanted: int) -> bool:
@@ -42,7 +45,7 @@ class Pool:
 
     def __init__(self, size: int) -> None:
         self.in_use = self.peak = 0
-        self._free = [(size, 0)]  # in the order in which pieces are looked at
+        self._free = [size << _BITS]  # in the order in which pieces are looked at
         self._length = {0: size}  # of each piece, by its address
         self._before: dict[int, int] = {size: 0}  # the piece that ends at an address
         self._used: set[int] = set()
@@ -54,51 +57,53 @@ class Pool:
             size: bytes.
             exactly: no more than that, as the allocator would not do it.
         """
-        wanted = rounded(size)
-        place = bisect.bisect_left(self._free, (wanted, -1))
-        if place == len(self._free):
+        wanted = -(-size // GRAIN) * GRAIN or GRAIN  # ``rounded``, a fifth faster
+        free = self._free
+        place = bisect_left(free, wanted << _BITS)
+        if place == len(free):
             return None
-        length, address = self._free.pop(place)
-        if _is_split(length, wanted) or (exactly and length > wanted):
-            self._put(address, wanted)
-            self._put(address + wanted, length - wanted)
-            bisect.insort(self._free, (length - wanted, address + wanted))
+        piece = free.pop(place)
+        length, address = piece >> _BITS, piece & _ADDRESS
+        if length != wanted and (exactly or _is_split(length, wanted)):
+            rest, end = address + wanted, address + length
+            self._length[address], self._before[rest] = wanted, address
+            self._length[rest], self._before[end] = length - wanted, rest
+            insort(free, length - wanted << _BITS | rest)
             length = wanted
         self._used.add(address)
         self.in_use += length
-        self.peak = max(self.peak, self.in_use)
+        if self.in_use > self.peak:
+            self.peak = self.in_use
         return address
 
     def piece_for(self, size: int) -> tuple[int, int] | None:
         """Address and length of the piece that ``allocate`` would hand out now."""
         wanted = rounded(size)
-        place = bisect.bisect_left(self._free, (wanted, -1))
+        place = bisect_left(self._free, wanted << _BITS)
         if place == len(self._free):
             return None
-        length, address = self._free[place]
+        length, address = self._free[place] >> _BITS, self._free[place] & _ADDRESS
         return address, wanted if _is_split(length, wanted) else length
 
     def free(self, address: int) -> None:
         """Takes a piece back."""
-        self._used.remove(address)
-        length = self._length[address]
+        used, lengths = self._used, self._length
+        used.remove(address)
+        length = lengths[address]
         self.in_use -= length
         after = address + length
-        if after in self._length and after not in self._used:
+        if after in lengths and after not in used:
             length += self._take(after)
         before = self._before.get(address)
-        if before is not None and before not in self._used:
-            del self._length[address]
+        if before is not None and before not in used:
+            del lengths[address]
             address, length = before, length + self._take(before)
-        self._put(address, length)
-        bisect.insort(self._free, (length, address))
-
-    def _put(self, address: int, length: int) -> None:
-        self._length[address] = length
+        lengths[address] = length
         self._before[address + length] = address
+        insort(self._free, length << _BITS | address)
 
     def _take(self, address: int) -> int:
         """Takes a free piece out of the books, and returns its length."""
         length = self._length.pop(address)
-        self._free.pop(bisect.bisect_left(self._free, (length, address)))
+        self._free.pop(bisect_left(self._free, length << _BITS | address))
         return length

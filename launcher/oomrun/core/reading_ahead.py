@@ -11,6 +11,7 @@ trained; the other behind none, and ran out of memory in its fourth step.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 from oomrun.core.allocations import FREE, HELD, Recording, fits, played, squeezed
@@ -30,17 +31,26 @@ _ROOMY = 0.8
 _PIECES = 8
 
 
-def is_crowded(recording: Recording, pool_bytes: int, batch_bytes: int) -> bool:
+def is_crowded(
+    recording: Recording, pool_bytes: int, batch_bytes: int, *, at_rest: bool = False
+) -> bool:
     """Whether the next batch is likely to come to lie where it leaves no room.
 
     Args:
         recording: of a step.
         pool_bytes: of the device's pool.
         batch_bytes: of the batch.
+        at_rest: it is read before a step begins: that is the only moment.
     """
     if not batch_bytes or fits(recording, int(pool_bytes * _ROOMY)):
         return False
-    return share_without_room(recording, pool_bytes, batch_bytes) > _BAD_MOMENTS
+    bad = good = 0
+    moments, tried = _pieces(recording, pool_bytes, batch_bytes, at_rest)
+    for count, has_room in tried:
+        good, bad = (good + count, bad) if has_room else (good, bad + count)
+        if bad > moments * _BAD_MOMENTS or good >= moments * (1 - _BAD_MOMENTS):
+            break
+    return bad > moments * _BAD_MOMENTS
 
 
 def share_without_room(
@@ -56,20 +66,30 @@ def share_without_room(
     Returns:
         Of the moments whose pieces were tried; 1.0 where the step itself has no room.
     """
-    pieces: Counter[tuple[int, int]] = Counter()
+    moments, tried = _pieces(recording, pool_bytes, batch_bytes)
+    return sum(count for count, has_room in tried if not has_room) / max(1, moments)
+
+
+def _pieces(
+    recording: Recording, pool_bytes: int, batch_bytes: int, at_rest: bool = False
+) -> tuple[int, Iterator[tuple[int, bool]]]:
+    """Of the pieces that a batch is given most often: the moments of all of them, and
+    of each, with whether the step then has room; tried one by one."""
+    found: Counter[tuple[int, int]] = Counter()
     for pool in played(recording, pool_bytes):
         if pool is None:
-            return 1.0
+            return 1, iter([(1, False)])
         piece = pool.piece_for(batch_bytes)
         if piece is not None:  # it waits until there is one
-            pieces[piece] += 1
-    tried = pieces.most_common(_PIECES)
-    bad = sum(
-        moments
-        for piece, moments in tried
-        if not fits(_with_batch_in(piece, recording, pool_bytes), pool_bytes)
+            found[piece] += 1
+        if at_rest:
+            break
+    pieces = found.most_common(_PIECES)
+    tried = (
+        (count, fits(_with_batch_in(piece, recording, pool_bytes), pool_bytes))
+        for piece, count in pieces
     )
-    return bad / max(1, sum(moments for _, moments in tried))
+    return sum(count for _, count in pieces), tried
 
 
 def _with_batch_in(

@@ -40,16 +40,16 @@ _TIMES = 6
 _MORE = 1.02
 
 
-def rises_with_size(peaks: Mapping[int, int]) -> bool:
-    """Whether larger sizes took more, as what is told of them says.
+def rises_with_size(needed: Mapping[int, int]) -> bool:
+    """Whether larger sizes needed more.
 
     Not where sums of sparse gradients grow with the number of passes, and with the rows
     that a batch happens to name: no recording of one size tells of them.
 
     Args:
-        peaks: that TensorFlow told, by size.
+        needed: bytes by size, or the peaks that TensorFlow told.
     """
-    ran = [peak for _, peak in sorted(peaks.items())]
+    ran = [count for _, count in sorted(needed.items())]
     return all(less <= more * _MORE for less, more in pairwise(ran))
 
 
@@ -71,7 +71,8 @@ class Recorded:
         batch_bytes: of a batch of the data, where they lie in it.
         rows: of a batch; a step of fewer samples a pass is taken in parts.
         in_parts: whether ``best`` was.
-        reads_into_pool: whether batches of the data are read into it while a step runs.
+        reads_into_pool: whether batches of the data are read into it.
+        at_rest: whether that is before a step begins, and not while it runs.
     """
 
     pools: Mapping[int, int] = field(default_factory=dict)
@@ -82,6 +83,7 @@ class Recorded:
     rows: int = 0
     in_parts: bool = True
     reads_into_pool: bool = False
+    at_rest: bool = False
 
     def predict(self, size: int) -> tuple[int, int] | None:
         """The least pool for a step, most likely value and upper end; None: not known.
@@ -141,7 +143,8 @@ class Recorded:
             if size in self.pools or size < 1:
                 break
             then = allocations.at_size(best, size)
-            if not is_crowded(then, pool_bytes, self.batch_bytes):
+            more = self.batch_bytes
+            if not is_crowded(then, pool_bytes, more, at_rest=self.at_rest):
                 break
             size = int(size * LESS_CROWDED)
         return size

@@ -49,6 +49,7 @@ class Recordings:
             come to lie.
         spread: see ``Recorded``.
         batch_bytes: of a batch of the data.
+        at_rest: whether the next one is read before a step begins.
     """
 
     def __init__(
@@ -65,11 +66,12 @@ class Recordings:
         self._allocator = _allocator(plan) if records else None
         self._lengths = tuple(math.prod(variable.shape) for variable in variables)
         self._pools: dict[int, int] = {}
+        self._needed: dict[int, int] = {}
         self.best: Recording | None = None
         self.crowded: int | None = None
         self._in_parts = True  # the best
         self.spread = AS_IT_HAPPENS
-        self.batch_bytes = 0
+        self.batch_bytes, self.at_rest = 0, False
 
     @property
     def exact(self) -> bool:
@@ -86,7 +88,9 @@ class Recordings:
             earlier: pools by size, of the recordings of an earlier run.
             measured: peaks by size.
         """
-        if not rises_with_size(measured):
+        # A peak may have what nobody needed in it.
+        needed = {**measured, **(self._needed or earlier)}
+        if not (rises_with_size(measured) or rises_with_size(needed)):
             return Recorded()
         return Recorded(
             pools=dict(self._pools or earlier),
@@ -97,6 +101,7 @@ class Recordings:
             rows=rows,
             in_parts=self._in_parts,
             reads_into_pool=self._reads_into_pool,
+            at_rest=self.at_rest,
         )
 
     def size_to_try(self, wanted: int, samples: int) -> int:
@@ -113,8 +118,8 @@ class Recordings:
         is split in ways that no other step shows. (Passes whose pool was 60 MiB ran out
         of 80.)
         """
-        self._allocator, self.best, self._pools = None, None, {}
-        self.crowded = None
+        self._allocator, self.best, self.crowded = None, None, None
+        self._pools, self._needed = {}, {}
 
     def take(
         self, step: Callable[[], Any], rows: int, size: int, more: int
@@ -149,11 +154,14 @@ class Recordings:
         found = allocations.with_more(found, more)
         if telling and (self.best is None or self.best.size <= size):
             self.best, self._in_parts = found, size < rows
+        self._needed[size] = allocations.needed_bytes(found)
         self._pools[size] = least = allocations.least_pool(found)
         if (
             self._reads_into_pool
             and self._pool_bytes is not None
-            and is_crowded(found, self._pool_bytes, self.batch_bytes)
+            and is_crowded(
+                found, self._pool_bytes, self.batch_bytes, at_rest=self.at_rest
+            )
         ):
             self.crowded = min(size, self.crowded or size)
             least = max(least, self._pool_bytes + GRAIN)

@@ -8,6 +8,7 @@ step (``engine/snapshot.py``) and restarts (``oomrun.core.policy``).
 
 from __future__ import annotations
 
+import math
 import re
 import time
 
@@ -21,6 +22,7 @@ from oomrun.worker.channel import Channel, OfOneDevice
 __all__ = ["MicroBatches"]
 
 _HOST = re.compile(r"\b(?:MemoryError|std::bad_alloc)\b")
+_CLEARLY_LESS = 0.9
 
 
 #: Peaks and pools by size, and the smallest size that failed.
@@ -207,8 +209,7 @@ class MicroBatches:
             Whether the same pass can be run again in this process.
         """
         kind = "gradients" if phase in ("gradients", "apply") else "evaluate"
-        ran = self._ran[kind] if self._ran[kind] < size else 0
-        smaller = batch.smaller_micro_batch(samples, size, ran)
+        smaller = batch.smaller_micro_batch(samples, size, self._known(kind, size))
         fixed = kind == "gradients" and self._settings.micro_batch_fixed is not None
         again = safe and self._settings.in_process and smaller > 0 and not fixed
         recovery = "in_process" if again else "restart"
@@ -234,6 +235,20 @@ class MicroBatches:
             )
         )
         return True
+
+    def _known(self, kind: str, failed: int) -> int:
+        """The largest size that ran, of those smaller than one that failed; or 0.
+
+        One that was only tried, or in an earlier run, counts if it is clearly smaller:
+        what failed may have been tried as well.
+        """
+        ran = self._ran[kind] if self._ran[kind] < failed else 0
+        if kind != "gradients":
+            return ran
+        limit = self._settings.plan.devices[0].limit_bytes or math.inf
+        most = failed * _CLEARLY_LESS
+        tried = (s for s, peak in self.measured.items() if s <= most and peak <= limit)
+        return max(ran, *tried, 0)
 
     def _wait_for(self, size: int, memory: ev.DeviceMemory) -> None:
         """Remembers ``size`` where something else took the memory it had run with."""

@@ -13,6 +13,7 @@ from typing import Any
 from oomrun.worker import announcing, measuring
 from oomrun.worker.engine import keeping, slicing
 from oomrun.worker.probing import Prober, TrialStep
+from oomrun.worker.reading_ahead import ReadAhead
 from oomrun.worker.session import Session
 
 __all__ = ["Search"]
@@ -27,10 +28,11 @@ class Search:
 
     Args:
         session: the training it is part of.
+        ahead: pulls the batches; None: the script does.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, ahead: ReadAhead | None = None) -> None:
+        self._session, self._ahead = session, ahead
         self._prober: Prober | None = None
         self._planned = False
         # Rows, and bytes of a row, of the largest batch that a size was found for.
@@ -77,7 +79,10 @@ class Search:
         if self._prober is None:
             beside = keeping.bytes_of(model.trainable_variables) if of_group else 0
             self._prober = Prober(session, model, function, beside)
-        found = self._prober.settle(data, samples, may_cut, max(1.0, larger))
+        at_rest = self._ahead is not None and self._ahead.at_rest
+        found = self._prober.settle(
+            data, samples, may_cut, max(1.0, larger), at_rest=at_rest
+        )
         announcing.state_measured(
             session, model, data, samples, self._prober.graph.peaks
         )

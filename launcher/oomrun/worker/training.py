@@ -19,6 +19,7 @@ from oomrun.worker.engine import slicing, step
 from oomrun.worker.engine.separability import Separability
 from oomrun.worker.engine.shared_step import SharedStep
 from oomrun.worker.mirroring import Mirroring
+from oomrun.worker.reading_ahead import ReadAhead
 from oomrun.worker.recovery import MicroBatches
 from oomrun.worker.searching import Search
 from oomrun.worker.session import Session
@@ -55,7 +56,8 @@ class TrainFunction:
         self._function: step.StepFunction | None = None
         self._sharing: Sharing | Mirroring | None = None
         self._said = False
-        self._search = Search(session)
+        self._ahead = ReadAhead()
+        self._search = Search(session, self._ahead)
 
     def __call__(self, iterator: Any) -> Any:
         logs = None
@@ -65,13 +67,14 @@ class TrainFunction:
             steps = call.iterator.steps_due()
         for _ in steps:
             try:
-                data = next(iterator)
+                data = self._ahead.pull(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
                 if logs is None:
                     self._end_of_data(iterator)
                     raise StopIteration from None
                 break
-            logs = self._step(slicing.as_tensors(data))
+            logs = self._step(data)
+            del data  # its piece is free for the next one
         return logs
 
     def _end_of_data(self, iterator: Any) -> None:
