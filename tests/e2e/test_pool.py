@@ -26,6 +26,7 @@ def test_nearly_all_of_a_limit_is_one_tensor_s(limit: str, tmp_path: Path) -> No
 
 READS = """
 import time, numpy as np, tensorflow as tf
+from oomrun.worker import reading_ahead
 from oomrun.worker.reading_ahead import ReadAhead
 
 looks, looked = [], []
@@ -46,7 +47,9 @@ def pulled(dataset, epochs):
 
 large = tf.data.Dataset.from_tensor_slices(np.zeros([256, 2**14], "float32")).batch(64)
 small = tf.data.Dataset.from_tensor_slices(np.zeros([256, 16], "float32")).batch(64)
+reading_ahead._PATIENCE_S = 2.0  # on a busy machine
 print("AHEAD", pulled(large.prefetch(1), 2))
+reading_ahead._PATIENCE_S = 0.02
 print("SMALL", pulled(small.prefetch(1), 1))
 # What makes batches more slowly than they are trained has none to wait for.
 late = large.map(lambda x: tf.py_function(lambda y: time.sleep(0.1) or y, [x], x.dtype))
@@ -56,6 +59,8 @@ look = tf.config.experimental.get_memory_info
 tf.config.experimental.get_memory_info = lambda name: looks.append(0) or look(name)
 print("ALONE", pulled(large.take(1), 9))
 print("LOOKED", len(set(looked[-9:])) - 1)
+pulled(large.take(1), 32)
+print("SELDOM", len(set(looked[-28:])) - 1)
 """
 
 
@@ -73,3 +78,4 @@ def test_the_next_batch_is_read_before_a_step_begins(
     assert "LATE [False, False, False]" in said
     assert f"ALONE {[False] * 9}" in said
     assert f"LOOKED {3 if limited else 0}" in said  # from the second pull on
+    assert f"SELDOM {1 if limited else 0}" in said

@@ -145,7 +145,7 @@ class Prober:
             return None  # trials from nothing would end far below what fits
         self._recordings.spread = IN_ORDER if suits else AS_IT_HAPPENS
         self._recordings.batch_bytes = slicing.bytes_of(data)
-        self._recordings.at_rest = at_rest
+        self._recordings.at_rest = at_rest and suits
         remembered = bool(sizes.measured)
         unproven: set[int] = set()  # sizes that no step in parts was taken at
         while True:

@@ -25,8 +25,9 @@ __all__ = ["ReadAhead"]
 
 #: A batch is there a few milliseconds after the one before was pulled, or not soon.
 _PATIENCE_S, _LOOK_S = 0.02, 0.0005
-#: So often in a row nothing was read in that time: this data is not read ahead.
-_MISSES = 4
+#: Where nothing was read in that time so often in a row, these data are not read
+#: ahead, or the machine is busy: one pull in so many still waits for it.
+_MISSES, _SELDOM = 4, 16
 #: A batch of a smaller part of the pool leaves no hole that decides.
 _SMALL = 1 / 256
 #: Of a batch's bytes: what a step before returned may be let go at the same time.
@@ -44,30 +45,35 @@ class ReadAhead:
     def __init__(self) -> None:
         self._limit_bytes = pool.limit_bytes()
         self._first = True
-        self._misses = 0
+        self._pulls = self._misses = 0
         self.at_rest = False
 
-    def pull(self, iterator: Any) -> Any:
+    def pull(self, iterator: Any, *, waits: bool = True) -> Any:
         """The next batch, as tensors; the one after it is read by then, if it can be.
+
+        Args:
+            iterator: over the batches.
+            waits: whether to pause at all.
 
         Raises:
             StopIteration: or ``tf.errors.OutOfRangeError``, as ``iterator`` does.
         """
-        if self._limit_bytes is None or self._misses >= _MISSES:
-            return slicing.as_tensors(next(iterator))
-        before, first = _in_use_bytes(), self._first
-        self._first = True  # where the data have ended
-        began = time.perf_counter()
+        waits = waits and self._limit_bytes is not None
+        if self._misses >= _MISSES:
+            waits = waits and self._pulls % _SELDOM == 0
+        first, self._first = self._first, True  # where the data have ended
+        self.at_rest = False
+        before, began = _in_use_bytes() if waits else 0, time.perf_counter()
         data = slicing.as_tensors(next(iterator))
-        late = not first and time.perf_counter() - began > _PATIENCE_S
         self._first = False
+        self._pulls += 1
+        late = not first and time.perf_counter() - began > _PATIENCE_S
         batch_bytes = slicing.bytes_of(data)
-        if batch_bytes < self._limit_bytes * _SMALL:
-            return data
-        # All but the first of an epoch had been read before, unless it was late.
-        more = (first + _MOST) * batch_bytes
-        self.at_rest = not late and _reaches(before + more)
-        self._misses = 0 if self.at_rest else self._misses + 1
+        if waits and batch_bytes >= (self._limit_bytes or 0) * _SMALL:
+            # All but the first of an epoch had been read before, unless it was late.
+            more = (first + _MOST) * batch_bytes
+            self.at_rest = not late and _reaches(before + more)
+            self._misses = 0 if self.at_rest else self._misses + 1
         return data
 
 

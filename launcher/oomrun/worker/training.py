@@ -67,7 +67,9 @@ class TrainFunction:
             steps = call.iterator.steps_due()
         for _ in steps:
             try:
-                data = self._ahead.pull(iterator)
+                # Measured for steps that run in order. For others it has helped nobody.
+                waits = self._function is None or self._function.in_order
+                data = self._ahead.pull(iterator, waits=waits)
             except (StopIteration, tf.errors.OutOfRangeError):
                 if logs is None:
                     self._end_of_data(iterator)
