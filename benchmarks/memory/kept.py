@@ -25,7 +25,7 @@ _WORKER = _PACKAGE / "worker"
 #: What decides whether a micro-batch runs.
 TRUTH = (
     _WORKER / "engine",
-    *(_WORKER / name for name in ("pool.py", "reading_ahead.py")),
+    _WORKER / "pool.py",
     Path(__file__).parents[1] / "zoo",
 )
 #: What decides which one is planned, and what it is predicted to need.

@@ -1,4 +1,4 @@
-"""The memory of a limited CPU device: one piece, and batches read before a step."""
+"""The memory of a limited CPU device is one piece, and what a step returns no split."""
 
 from __future__ import annotations
 
@@ -24,58 +24,57 @@ def test_nearly_all_of_a_limit_is_one_tensor_s(limit: str, tmp_path: Path) -> No
     assert "ALL OF IT" in job.everything()
 
 
-READS = """
-import time, numpy as np, tensorflow as tf
-from oomrun.worker import reading_ahead
-from oomrun.worker.reading_ahead import ReadAhead
+RETURNED = """
+import numpy as np
+import tensorflow as tf
+from oomrun.worker.engine import returning
 
-looks, looked = [], []
+def empty(mib):
+    return tf.raw_ops.Empty(shape=[mib * 2**20], dtype=tf.uint8, init=False)
 
-def pulled(dataset, epochs):
-    ahead, found = ReadAhead(), []
-    for _ in range(epochs):
-        iterator = iter(dataset)
-        try:
-            while True:
-                batch = ahead.pull(iterator)
-                found.append(ahead.at_rest)
-                looked.append(len(looks))
-                del batch
-        except (StopIteration, tf.errors.OutOfRangeError):
-            continue
-    return found
+kinds = (tf.float32, tf.bfloat16, tf.float64, tf.int64, tf.bool)
 
-large = tf.data.Dataset.from_tensor_slices(np.zeros([256, 2**14], "float32")).batch(64)
-small = tf.data.Dataset.from_tensor_slices(np.zeros([256, 16], "float32")).batch(64)
-reading_ahead._PATIENCE_S = 2.0  # on a busy machine
-print("AHEAD", pulled(large.prefetch(1), 2))
-reading_ahead._PATIENCE_S = 0.02
-print("SMALL", pulled(small.prefetch(1), 1))
-# What makes batches more slowly than they are trained has none to wait for.
-late = large.map(lambda x: tf.py_function(lambda y: time.sleep(0.1) or y, [x], x.dtype))
-print("LATE", pulled(late, 1)[1:])
-# Where there is none to read ahead, that is not waited for over and over again.
-look = tf.config.experimental.get_memory_info
-tf.config.experimental.get_memory_info = lambda name: looks.append(0) or look(name)
-print("ALONE", pulled(large.take(1), 9))
-print("LOOKED", len(set(looked[-9:])) - 1)
-pulled(large.take(1), 32)
-print("SELDOM", len(set(looked[-28:])) - 1)
+def step():
+    # Of all that is small there is little room below.
+    small = [tf.raw_ops.Empty(shape=[2048], dtype=tf.uint8) for _ in range(1200)]
+    large = empty(90)
+    # Made while those are there, it lies above the large one.
+    return {"loss": tf.ones([1024]) * 2, "in": {k.name: tf.cast([0, 3], k) for k in kinds},
+            "name": tf.constant("a"), "plain": 1.5, "none": None,
+            "ragged": tf.ragged.constant([[1], [2, 3]]), "large": tf.ones([5000])}
+
+def room():
+    try:
+        return bool(empty(120).shape)
+    except tf.errors.ResourceExhaustedError:
+        return False
+
+logs = step()
+print("BEFORE", room())
+large = logs.pop("large")
+put = returning.aside({**logs, "large": large})
+assert put["large"] is large
+assert put["ragged"].to_list() == [[1], [2, 3]]
+same = tf.nest.map_structure(lambda a, b: a is b, put, logs | {"large": large})
+print("SAME", same["loss"], same["plain"])
+for a, b in zip(tf.nest.flatten(put), tf.nest.flatten({**logs, "large": large})):
+    if isinstance(a, tf.Tensor):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+assert list(put) == [*logs, "large"]
+del logs, large, put["large"], a, b, same
+print("AFTER", room())
 """
 
 
 @pytest.mark.parametrize("limited", [True, False])
-def test_the_next_batch_is_read_before_a_step_begins(
+def test_what_a_step_returns_does_not_split_what_the_next_one_needs(
     limited: bool, tmp_path: Path
 ) -> None:
-    devices = "{cpu: 1, memory: [160MiB]}" if limited else "cpu"
-    job = jobs.make(tmp_path, READS, f"devices: {devices}\n")
+    devices = "{cpu: 1, memory: [200MiB]}" if limited else "cpu"
+    job = jobs.make(tmp_path, RETURNED, f"devices: {devices}\n")
     assert job.run() == 0, job.everything()
     said = job.everything()
-    epoch = "True, True, True, False" if limited else "False, False, False, False"
-    assert f"AHEAD [{epoch}, {epoch}]" in said
-    assert "SMALL [False, False, False, False]" in said
-    assert "LATE [False, False, False]" in said
-    assert f"ALONE {[False] * 9}" in said
-    assert f"LOOKED {3 if limited else 0}" in said  # from the second pull on
-    assert f"SELDOM {1 if limited else 0}" in said
+    assert f"BEFORE {not limited}" in said
+    assert f"SAME {not limited} True" in said
+    assert "AFTER True" in said

@@ -72,7 +72,6 @@ class Recorded:
         rows: of a batch; a step of fewer samples a pass is taken in parts.
         in_parts: whether ``best`` was.
         reads_into_pool: whether batches of the data are read into it.
-        at_rest: whether that is before a step begins, and not while it runs.
     """
 
     pools: Mapping[int, int] = field(default_factory=dict)
@@ -83,7 +82,6 @@ class Recorded:
     rows: int = 0
     in_parts: bool = True
     reads_into_pool: bool = False
-    at_rest: bool = False
 
     def predict(self, size: int) -> tuple[int, int] | None:
         """The least pool for a step, most likely value and upper end; None: not known.
@@ -143,8 +141,7 @@ class Recorded:
             if size in self.pools or size < 1:
                 break
             then = allocations.at_size(best, size)
-            more = self.batch_bytes
-            if not is_crowded(then, pool_bytes, more, at_rest=self.at_rest):
+            if not is_crowded(then, pool_bytes, self.batch_bytes):
                 break
             size = int(size * LESS_CROWDED)
         return size

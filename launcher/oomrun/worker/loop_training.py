@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from oomrun.core.strategy import Group
 from oomrun.worker import batch_spec, model_key
-from oomrun.worker.engine import slicing
+from oomrun.worker.engine import returning, slicing
 from oomrun.worker.engine.loss_cutting import Cut
 from oomrun.worker.engine.loss_step import LossStep
 from oomrun.worker.engine.objects import Objects
@@ -159,6 +159,7 @@ class Training:
                 # Only its text is kept: its frames hold the failed step's tensors.
                 message = str(error)
             self._exhausted(step, data, size, samples, message)
+        self.loss = returning.aside(self.loss)
         session.micro_batches.ran(size)
         if self._first:
             session.step_done(samples, time.perf_counter() - began)

@@ -106,7 +106,6 @@ class Prober:
         larger: float = 1.0,
         *,
         at_least_one: bool = False,
-        at_rest: bool = False,
     ) -> Found | None:
         """Tries sizes on ``data`` until one is found to train with.
 
@@ -118,7 +117,6 @@ class Prober:
             may_cut: whether batches can be cut; asked only if they may have to be.
             larger: how much larger its samples are than those of the call before.
             at_least_one: try one also where it surely fits, unless one was measured.
-            at_rest: the next batch is read before a step begins, not in its midst.
 
         Returns:
             What was found; None where it is the whole batch anyway, or nothing says
@@ -145,7 +143,6 @@ class Prober:
             return None  # trials from nothing would end far below what fits
         self._recordings.spread = IN_ORDER if suits else AS_IT_HAPPENS
         self._recordings.batch_bytes = slicing.bytes_of(data)
-        self._recordings.at_rest = at_rest and suits
         remembered = bool(sizes.measured)
         unproven: set[int] = set()  # sizes that no step in parts was taken at
         while True:

@@ -49,7 +49,6 @@ class Recordings:
             come to lie.
         spread: see ``Recorded``.
         batch_bytes: of a batch of the data.
-        at_rest: whether the next one is read before a step begins.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Recordings:
         self.crowded: int | None = None
         self._in_parts = True  # the best
         self.spread = AS_IT_HAPPENS
-        self.batch_bytes, self.at_rest = 0, False
+        self.batch_bytes = 0
 
     @property
     def exact(self) -> bool:
@@ -101,7 +100,6 @@ class Recordings:
             rows=rows,
             in_parts=self._in_parts,
             reads_into_pool=self._reads_into_pool,
-            at_rest=self.at_rest,
         )
 
     def size_to_try(self, wanted: int, samples: int) -> int:
@@ -159,9 +157,7 @@ class Recordings:
         if (
             self._reads_into_pool
             and self._pool_bytes is not None
-            and is_crowded(
-                found, self._pool_bytes, self.batch_bytes, at_rest=self.at_rest
-            )
+            and is_crowded(found, self._pool_bytes, self.batch_bytes)
         ):
             self.crowded = min(size, self.crowded or size)
             least = max(least, self._pool_bytes + GRAIN)

@@ -13,7 +13,6 @@ from typing import Any
 from oomrun.worker import announcing, measuring
 from oomrun.worker.engine import keeping, slicing
 from oomrun.worker.probing import Prober, TrialStep
-from oomrun.worker.reading_ahead import ReadAhead
 from oomrun.worker.session import Session
 
 __all__ = ["Search"]
@@ -28,11 +27,10 @@ class Search:
 
     Args:
         session: the training it is part of.
-        ahead: pulls the batches; None: the script does.
     """
 
-    def __init__(self, session: Session, ahead: ReadAhead | None = None) -> None:
-        self._session, self._ahead = session, ahead
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._prober: Prober | None = None
         self._planned = False
         # Rows, and bytes of a row, of the largest batch that a size was found for.
@@ -79,10 +77,7 @@ class Search:
         if self._prober is None:
             beside = keeping.bytes_of(model.trainable_variables) if of_group else 0
             self._prober = Prober(session, model, function, beside)
-        at_rest = self._ahead is not None and self._ahead.at_rest
-        found = self._prober.settle(
-            data, samples, may_cut, max(1.0, larger), at_rest=at_rest
-        )
+        found = self._prober.settle(data, samples, may_cut, max(1.0, larger))
         announcing.state_measured(
             session, model, data, samples, self._prober.graph.peaks
         )

@@ -15,11 +15,10 @@ from typing import Any
 import tensorflow as tf
 
 from oomrun.worker import announcing, building, caveats, checkpointing, measuring
-from oomrun.worker.engine import slicing, step
+from oomrun.worker.engine import returning, slicing, step
 from oomrun.worker.engine.separability import Separability
 from oomrun.worker.engine.shared_step import SharedStep
 from oomrun.worker.mirroring import Mirroring
-from oomrun.worker.reading_ahead import ReadAhead
 from oomrun.worker.recovery import MicroBatches
 from oomrun.worker.searching import Search
 from oomrun.worker.session import Session
@@ -56,8 +55,7 @@ class TrainFunction:
         self._function: step.StepFunction | None = None
         self._sharing: Sharing | Mirroring | None = None
         self._said = False
-        self._ahead = ReadAhead()
-        self._search = Search(session, self._ahead)
+        self._search = Search(session)
 
     def __call__(self, iterator: Any) -> Any:
         logs = None
@@ -67,16 +65,13 @@ class TrainFunction:
             steps = call.iterator.steps_due()
         for _ in steps:
             try:
-                # Measured for steps that run in order. For others it has helped nobody.
-                waits = self._function is None or self._function.in_order
-                data = self._ahead.pull(iterator, waits=waits)
+                data = next(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
                 if logs is None:
                     self._end_of_data(iterator)
                     raise StopIteration from None
                 break
-            logs = self._step(data)
-            del data  # its piece is free for the next one
+            logs = returning.aside(self._step(slicing.as_tensors(data)))
         return logs
 
     def _end_of_data(self, iterator: Any) -> None:

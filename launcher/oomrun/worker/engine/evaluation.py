@@ -66,7 +66,7 @@ class TestFunction:
                     raise StopIteration from None
                 break
             self._spec = getattr(iterator, "element_spec", None)
-            logs = self._evaluate(data)
+            logs = returning.aside(self._evaluate(data))
         return logs
 
     def _compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["Logs", "NotCuttableError", "Returned", "flat", "in_form", "joined", "specs"]
+from oomrun.worker import pool
+
+__all__ = [
+    "Logs", "NotCuttableError", "Returned", "aside", "flat", "in_form", "joined",
+    "specs",
+]  # fmt: skip
+
+#: Elements of what is a metric's value, and not a prediction, say.
+_FEW = 1024
 
 #: Values that a step returns, by path.
 Logs = dict[str, Any]
@@ -41,6 +49,30 @@ class Returned:
                 for name, value in self.last.items()
             ),
         )
+
+
+def aside(logs: Any) -> Any:
+    """The same values, copied to where they are in nobody's way.
+
+    They were made in the midst of a step, and lie in the midst of the device's pool:
+    256 bytes there, which Keras holds until the next step has returned, split what
+    that one needs in one piece. Measured: with them steps of a network of 163 samples
+    a pass needed a pool of 104 to 116 MiB, without 103 to 108. What is copied between
+    two steps is given the smallest hole.
+
+    Args:
+        logs: what a step has returned, eager; in any structure.
+    """
+    if pool.limit_bytes() is None:
+        return logs
+    return tf.nest.map_structure(_copied, logs, expand_composites=True)
+
+
+def _copied(value: Any) -> Any:
+    if not isinstance(value, tf.Tensor) or not hasattr(value, "numpy"):
+        return value
+    few = value.shape.is_fully_defined() and value.shape.num_elements() <= _FEW
+    return tf.constant(value.numpy()) if few else value
 
 
 def flat(logs: Any) -> Logs:

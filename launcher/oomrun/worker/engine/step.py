@@ -106,11 +106,6 @@ class StepFunction:
         return self._line.crossed or self._at_once
 
     @property
-    def in_order(self) -> bool:
-        """Whether the operations of its parts run one at a time."""
-        return self._in_order
-
-    @property
     def lost(self) -> bool:
         """Whether the last step failed inside XLA, with all it had been given.
 
