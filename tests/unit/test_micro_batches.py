@@ -38,6 +38,7 @@ def sizes_of(engine: Engine, **device: Any) -> MicroBatches:
         ({73: 78, 140: 117}, (), 160, 140),  # what was tried, and is clearly less
         ({73: 78, 140: 117, 154: 118}, (), 160, 140),  # that one is too near to it
         ({73: 78, 140: 117, 160: 119}, (), 160, 140),  # it had been tried itself
+        ({73: 78, 160: 119}, (), 160, 128),  # so that little was missing
         ({20: 40}, (), 160, 80),  # less than the half
         ({140: 117, 110: 130}, (), 160, 140),
         ({140: 125, 110: 100}, (), 160, 110),  # more than this device has
@@ -64,6 +65,18 @@ def test_it_is_the_largest_that_is_known_to_run(
     assert sizes.size(256) == (then or 256)
     changed = [e for e in events if isinstance(e, ev.MicroBatchChanged)]
     assert [(e.old, e.new) for e in changed] == ([(failed, then)] if then else [])
+
+
+def test_little_less_is_taken_once(tmp_path: Path) -> None:
+    with running(tmp_path) as (engine, _):
+        sizes = sizes_of(engine, limit_bytes=120)
+        found = []
+        for _ in range(4):
+            failed = sizes.size(256)
+            sizes.note_peak(failed, 119)  # it had run
+            assert sizes.shrink(failed, 256, "gradients", "OOM", safe=True)
+            found.append(sizes.size(256))
+    assert found == [204, 102, 51, 25]
 
 
 def test_what_training_has_tried_says_nothing_of_evaluation(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from oomrun.worker.channel import Channel, OfOneDevice
 __all__ = ["MicroBatches"]
 
 _HOST = re.compile(r"\b(?:MemoryError|std::bad_alloc)\b")
-_CLEARLY_LESS = 0.9
+_CLEARLY_LESS, _A_LITTLE_LESS = 0.9, 0.8
 
 
 #: Peaks and pools by size, and the smallest size that failed.
@@ -237,10 +237,11 @@ class MicroBatches:
         return True
 
     def _known(self, kind: str, failed: int) -> int:
-        """The largest size that ran, of those smaller than one that failed; or 0.
+        """The largest size that ran, or should, of those smaller than ``failed``; or 0.
 
         One that was only tried, or in an earlier run, counts if it is clearly smaller:
-        what failed may have been tried as well.
+        what failed may have been tried as well. Then little was missing, and the first
+        time a size a little smaller is as good as one that ran.
         """
         ran = self._ran[kind] if self._ran[kind] < failed else 0
         if kind != "gradients":
@@ -248,7 +249,8 @@ class MicroBatches:
         limit = self._settings.plan.devices[0].limit_bytes or math.inf
         most = failed * _CLEARLY_LESS
         tried = (s for s, peak in self.measured.items() if s <= most and peak <= limit)
-        return max(ran, *tried, 0)
+        little = failed in self.measured and self.failed is None
+        return max(ran, *tried, int(failed * _A_LITTLE_LESS) if little else 0)
 
     def _wait_for(self, size: int, memory: ev.DeviceMemory) -> None:
         """Remembers ``size`` where something else took the memory it had run with."""
