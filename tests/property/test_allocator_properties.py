@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 from hypothesis import given
@@ -115,6 +116,21 @@ def test_the_least_pool_has_room_for_all_that_is_needed(recording: Recording) ->
     peak = allocations.pool_peak(recording, least)
     assert peak is not None
     assert needed <= peak <= least
+
+
+@given(recordings(), st.floats(1, 2), st.lists(st.integers(0, 255), max_size=9))
+def test_bytes_below_what_the_allocator_counts_in_decide_nothing(
+    recording: Recording, roomier: float, less: list[int]
+) -> None:
+    """Neither of the pool nor of the gaps in its layout."""
+    missing = itertools.chain(less, itertools.repeat(0))
+    layout = ((n - next(missing), what) for n, what in recording.layout)
+    gaps = replace(recording, layout=tuple(layout))
+    pool_bytes = rounded(int(allocations.least_pool(recording) * roomier))
+    found = allocations.fits(recording, pool_bytes)
+    assert allocations.fits(recording, pool_bytes + 255) == found
+    assert allocations.fits(gaps, pool_bytes) == found
+    assert allocations.fits(gaps, pool_bytes + 255) == found
 
 
 @given(recordings(), st.integers(1, 500))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 
-from oomrun.core.allocator import Pool, rounded
+from oomrun.core.allocator import GRAIN, Pool, rounded
 
 __all__ = [
     "FREE", "HELD", "Recording", "at_size", "fits", "least_pool", "needed_bytes",
@@ -136,7 +136,7 @@ def played(recording: Recording, pool_bytes: int) -> Iterator[Pool | None]:
     Where it is smaller than what lay in the pool that was recorded, with what was free
     in between, there is as much less between.
     """
-    pool = Pool(pool_bytes)
+    pool = Pool(pool_bytes // GRAIN * GRAIN)
     places: dict[int, int] = {}
     holes: list[int] = []
     for length, what in squeezed(recording.layout, pool_bytes):
@@ -169,6 +169,8 @@ def squeezed(
     layout: tuple[tuple[int, int], ...], pool_bytes: int
 ) -> Iterable[tuple[int, int]]:
     """``layout`` with what is free in it cut down from above, to fit into the pool."""
+    # Gaps between addresses are no multiples of what the allocator counts in.
+    layout = tuple((rounded(length), what) for length, what in layout)
     excess = sum(length for length, _ in layout) - pool_bytes
     if excess <= 0:
         return layout
