@@ -240,9 +240,9 @@ class MicroBatches:
         """The largest size that ran, or should, of those smaller than ``failed``; or 0.
 
         One that was only tried, or in an earlier run, counts if it is clearly smaller:
-        what failed may have been tried as well. Where its allocations have room by what
-        was recorded, little was missing: the first time a size a little smaller is as
-        good as one that ran.
+        what failed may have been tried as well. Then, where its allocations have room
+        by what was recorded, little was missing: a size a little smaller is as good as
+        one that ran.
         """
         ran = self._ran[kind] if self._ran[kind] < failed else 0
         if kind != "gradients":
@@ -250,8 +250,8 @@ class MicroBatches:
         limit = self._settings.plan.devices[0].limit_bytes or math.inf
         most = failed * _CLEARLY_LESS
         tried = (s for s, peak in self.measured.items() if s <= most and peak <= limit)
-        little = failed in self.recorded and self.failed is None
-        return max(ran, *tried, int(failed * _A_LITTLE_LESS) if little else 0)
+        little = int(failed * _A_LITTLE_LESS) if failed in self.recorded else 0
+        return max(ran, little, *tried)
 
     def _wait_for(self, size: int, memory: ev.DeviceMemory) -> None:
         """Remembers ``size`` where something else took the memory it had run with."""
