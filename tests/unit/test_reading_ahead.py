@@ -1,13 +1,11 @@
-"""Whether a step has room beside the next batch, which was read before it began."""
+"""Where the next batch comes to lie while a step runs, and whether later ones fit."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from oomrun.core.allocations import FREE, HELD, Recording
-from oomrun.core.reading_ahead import is_crowded
+from oomrun.core.allocations import FREE, HELD, Recording, fits
+from oomrun.core.reading_ahead import is_crowded, share_without_room
 
 KIB = 1024
 
@@ -19,30 +17,35 @@ def step(*moves: int, requests: tuple[int, ...], free: int = 0) -> Recording:
     return Recording(size=1, layout=layout, early=0, requests=lengths, moves=moves)
 
 
+# A piece is not split where less would be left than was asked for: while the large
+# tensor is there nothing is free, and no batch is read.
 # A small tensor comes and goes, then a large one.
-PLAIN = step(0, ~0, 1, ~1, requests=(20, 80))
+SPLIT = step(0, ~0, 1, ~1, requests=(20, 80))
 # The same, with a hole below that is just right for a batch.
 HOLE = step(0, ~0, 1, ~1, requests=(20, 80), free=10)
-# What is free lies in two pieces, and the batch is given the smaller one.
-TWO = replace(PLAIN, layout=((85 * KIB, FREE), (10 * KIB, HELD)))
+# And one that the small tensor takes first.
+TAKEN = step(0, ~0, 1, ~1, requests=(9, 80), free=10)
 
 
 @pytest.mark.parametrize(
-    ("recording", "pool_kib", "batch_kib", "crowded"),
+    ("recording", "pool_kib", "batch_kib", "share"),
     [
-        (PLAIN, 100, 10, False),  # 10 in use, 10 for the batch, 80 for the large one
-        (PLAIN, 99, 10, True),
-        (PLAIN, 99, 9, False),
-        (PLAIN, 99, 0, False),  # nothing is read into it
-        (PLAIN, 80, 10, True),  # no room for the step itself
-        (HOLE, 100, 10, False),  # the hole is the batch's
-        (HOLE, 100, 11, True),
-        (TWO, 100, 5, False),  # that of 5
-        (TWO, 100, 6, True),  # that of 85, which the large one needs
-        (TWO, 185, 6, False),
+        (SPLIT, 100, 10, 1 / 4),  # read beside the small one, it lies in the way
+        (SPLIT, 110, 10, 1 / 4),
+        (SPLIT, 120, 10, 0),  # room for the large one above both
+        (SPLIT, 100, 1, 1 / 4),
+        (HOLE, 110, 10, 0),
+        (TAKEN, 110, 10, 0),
+        (TAKEN, 109, 10, 1 / 5),
+        (SPLIT, 90, 10, 1),  # no room for one batch more at all
+        (SPLIT, 80, 10, 1),  # not even for the step
     ],
 )
-def test_it_lies_in_the_best_piece_that_is_free_then(
-    recording: Recording, pool_kib: int, batch_kib: int, crowded: bool
+def test_the_share_of_bad_moments(
+    recording: Recording, pool_kib: int, batch_kib: int, share: float
 ) -> None:
-    assert is_crowded(recording, pool_kib * KIB, batch_kib * KIB) == crowded
+    found = share_without_room(recording, pool_kib * KIB, batch_kib * KIB)
+    assert found == pytest.approx(share)
+    assert fits(recording, pool_kib * KIB) or share == 1
+    assert is_crowded(recording, pool_kib * KIB, batch_kib * KIB) == (share > 1 / 4)
+    assert not is_crowded(recording, pool_kib * KIB, 0)  # nothing is read into it

@@ -1,40 +1,75 @@
-"""Whether a step has room beside the next batch of the data.
+"""Whether a step has room wherever the next batch of the data comes to lie.
 
 On a CPU device the data lie in the pool from which a step is served, and the next batch
-is read as soon as the one before was pulled. It is given the best place that is free
-then: there it lies while the step runs, and may split what the step needs in one piece.
+is read while a step runs: it is given the best place that is free at that moment, in
+the midst of what the step's tensors come and go from. There it lies when the next step
+begins. Measured: of two sizes of one model, whose least pools were 0.88 and 0.92 of the
+device's, one left room behind 93 % of the moments at which a batch may have come, and
+trained; the other behind none, and ran out of memory in its fourth step.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from oomrun.core.allocations import FREE, HELD, Recording, fits, played, squeezed
 from oomrun.core.allocator import GRAIN
 
-__all__ = ["LESS_CROWDED", "is_crowded"]
+__all__ = ["LESS_CROWDED", "is_crowded", "share_without_room"]
 
 #: So much of a crowded size is looked at next: holes lie elsewhere at each size.
 LESS_CROWDED = 0.93
+#: A size is not trained with where this share of a step's moments is a bad one to read
+#: the next batch. Measured: five models trained 20 steps with 0.16 at most, of those of
+#: 0.5 and more some ran out of memory.
+_BAD_MOMENTS = 0.25
 #: A step whose least pool is no more of the device's has room wherever the data lie.
 _ROOMY = 0.8
+#: So many pieces are tried, those that a batch is given most often.
+_PIECES = 8
 
 
 def is_crowded(recording: Recording, pool_bytes: int, batch_bytes: int) -> bool:
-    """Whether a step has no room where the next batch was read before it began.
+    """Whether the next batch is likely to come to lie where it leaves no room.
 
     Args:
-        recording: of the step.
+        recording: of a step.
         pool_bytes: of the device's pool.
         batch_bytes: of the batch.
     """
     if not batch_bytes or fits(recording, int(pool_bytes * _ROOMY)):
         return False
-    at_rest = next(played(recording, pool_bytes))
-    piece = at_rest.piece_for(batch_bytes) if at_rest is not None else None
-    if piece is None:
-        return True
-    return not fits(_with_batch_in(piece, recording, pool_bytes), pool_bytes)
+    return share_without_room(recording, pool_bytes, batch_bytes) > _BAD_MOMENTS
+
+
+def share_without_room(
+    recording: Recording, pool_bytes: int, batch_bytes: int
+) -> float:
+    """The share of a step's moments after which no later step would have room.
+
+    Args:
+        recording: of the step.
+        pool_bytes: of the device's pool.
+        batch_bytes: of the batch that is read at such a moment.
+
+    Returns:
+        Of the moments whose pieces were tried; 1.0 where the step itself has no room.
+    """
+    pieces: Counter[tuple[int, int]] = Counter()
+    for pool in played(recording, pool_bytes):
+        if pool is None:
+            return 1.0
+        piece = pool.piece_for(batch_bytes)
+        if piece is not None:  # it waits until there is one
+            pieces[piece] += 1
+    tried = pieces.most_common(_PIECES)
+    bad = sum(
+        moments
+        for piece, moments in tried
+        if not fits(_with_batch_in(piece, recording, pool_bytes), pool_bytes)
+    )
+    return bad / max(1, sum(moments for _, moments in tried))
 
 
 def _with_batch_in(
