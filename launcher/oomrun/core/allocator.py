@@ -57,7 +57,7 @@ class Pool:
             size: bytes.
             exactly: no more than that, as the allocator would not do it.
         """
-        wanted = -(-size // GRAIN) * GRAIN or GRAIN  # ``rounded``, a fifth faster
+        wanted = rounded(size)
         free = self._free
         place = bisect_left(free, wanted << _BITS)
         if place == len(free):
@@ -65,9 +65,9 @@ class Pool:
         piece = free.pop(place)
         length, address = piece >> _BITS, piece & _ADDRESS
         if length != wanted and (exactly or _is_split(length, wanted)):
-            rest, end = address + wanted, address + length
-            self._length[address], self._before[rest] = wanted, address
-            self._length[rest], self._before[end] = length - wanted, rest
+            rest = address + wanted
+            self._put(address, wanted)
+            self._put(rest, length - wanted)
             insort(free, length - wanted << _BITS | rest)
             length = wanted
         self._used.add(address)
@@ -98,9 +98,12 @@ class Pool:
         if before is not None and before not in used:
             del lengths[address]
             address, length = before, length + self._take(before)
-        lengths[address] = length
-        self._before[address + length] = address
+        self._put(address, length)
         insort(self._free, length << _BITS | address)
+
+    def _put(self, address: int, length: int) -> None:
+        self._length[address] = length
+        self._before[address + length] = address
 
     def _take(self, address: int) -> int:
         """Takes a free piece out of the books, and returns its length."""

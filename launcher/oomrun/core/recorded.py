@@ -71,7 +71,7 @@ class Recorded:
         batch_bytes: of a batch of the data, where they lie in it.
         rows: of a batch; a step of fewer samples a pass is taken in parts.
         in_parts: whether ``best`` was.
-        reads_into_pool: whether batches of the data are read into it.
+        reads_into_pool: whether batches of the data are read into it while a step runs.
     """
 
     pools: Mapping[int, int] = field(default_factory=dict)
