@@ -78,3 +78,45 @@ def test_what_a_step_returns_does_not_split_what_the_next_one_needs(
     assert f"BEFORE {not limited}" in said
     assert f"SAME {not limited}" in said
     assert "AFTER True" in said
+
+
+LOOKED_UP = """
+import tensorflow as tf
+from oomrun.worker.engine.gradients import GradientSum
+
+table = tf.Variable(tf.zeros([50, 32]))
+SAMPLES, MICRO, EACH = 4000, 300, 100  # 49 MiB of gradients
+
+@tf.function
+def step(samples, micro):
+    def gradient(count):
+        values = tf.fill([count * EACH, 32], tf.cast(count, tf.float32))
+        return tf.IndexedSlices(values, tf.zeros([count * EACH], tf.int32))
+
+    total = GradientSum([gradient(micro)], [table], samples, micro)
+
+    def body(index, *state):
+        count = tf.minimum(samples - index * micro, micro)
+        return (index + 1, *total.add(state, index, [gradient(count)]))
+
+    _, *state = tf.while_loop(
+        lambda index, *_: index * micro < samples, body, (0, *total.zeros()),
+        parallel_iterations=1,
+    )
+    (found,) = total.result(state)
+    return tf.reduce_sum(found.values), tf.size(found.indices)
+
+total, rows = step(tf.constant(SAMPLES), tf.constant(MICRO))
+assert rows == SAMPLES * EACH
+print("SUM", float(total) / 32 / EACH)
+print("PEAK", tf.config.experimental.get_memory_info("CPU:0")["peak"] >> 20)
+"""
+
+
+def test_rows_of_a_sparse_gradient_are_there_once(tmp_path: Path) -> None:
+    job = jobs.make(tmp_path, LOOKED_UP, "devices: {cpu: 1, memory: [200MiB]}\n")
+    assert job.run() == 0, job.everything()
+    said = job.everything()
+    assert f"SUM {13 * 300.0**2 + 100.0**2}" in said
+    # Of a free piece that is not twice as large TensorFlow hands out all.
+    assert int(said.split("PEAK ")[1].split()[0]) < 80

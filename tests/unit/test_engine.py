@@ -6,6 +6,7 @@ comparison of split steps on purpose: their statistics are those of a pass.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from keras import layers
 from oomrun.worker import checkpointing
 from oomrun.worker.engine import models, slicing, snapshot, step
 from oomrun.worker.engine.gradients import GradientSum
+from oomrun.worker.engine.rows import Rows
 
 BATCH = 6
 
@@ -616,7 +618,7 @@ def test_rows_of_a_table_are_added_up_where_all_parts_have_the_same(
         for scale, indices in zip((1.0, 10.0), places, strict=True)
     ]
     table = tf.Variable(tf.zeros((3, 1)))
-    total = GradientSum(parts[:1], [table], tf.constant(2))
+    total = GradientSum(parts[:1], [table], tf.constant(2), tf.constant(1))
     state = total.zeros()
     for index, part in enumerate(parts):
         state = total.add(state, tf.constant(index), [part])
@@ -624,6 +626,45 @@ def test_rows_of_a_table_are_added_up_where_all_parts_have_the_same(
     wanted = tf.add_n([tf.convert_to_tensor(_dense(part)) for part in parts])
     np.testing.assert_array_equal(_dense(found), wanted)
     assert len(found.indices) == (2 if places[0] == places[1] else 4)
+
+
+@pytest.mark.parametrize("in_graph", [True, False])
+@pytest.mark.parametrize(
+    ("samples", "micro", "rows"),
+    [
+        (10, 5, [15, 15]),  # three a sample
+        (11, 5, [15, 15, 3]),
+        (11, 5, [4, 0, 9]),  # as many as there happen to be
+        (12, 4, [0, 0, 7]),
+        (12, 4, [9, 1, 0]),
+        (7, 8, [7]),
+        (0, 8, []),  # an empty share
+    ],
+)
+def test_rows_of_any_number_are_those_of_the_whole_batch_in_order(
+    samples: int, micro: int, rows: list[int], in_graph: bool
+) -> None:
+    values = tf.reshape(tf.range(2.0 * sum(rows)), [-1, 2])
+    places = tf.range(sum(rows), dtype=tf.int64) % 3
+    ends = [0, *itertools.accumulate(rows)]
+
+    def gathered(samples: tf.Tensor, micro: tf.Tensor) -> Any:
+        example = tf.IndexedSlices(
+            tf.raw_ops.PlaceholderWithDefault(input=values, shape=[None, 2]),
+            tf.raw_ops.PlaceholderWithDefault(input=places, shape=[None]),
+        )
+        whole = Rows(samples, micro)
+        state = whole.begin(example)
+        for index, (begin, end) in enumerate(itertools.pairwise(ends)):
+            part = tf.IndexedSlices(example.values[begin:end], places[begin:end])
+            state = whole.add(state, tf.constant(index), part)
+        return whole.result(state)
+
+    run = tf.function(gathered) if in_graph else gathered
+    found, indices = run(tf.constant(samples), tf.constant(micro))
+    np.testing.assert_array_equal(found, values)
+    np.testing.assert_array_equal(indices, places)
+    assert indices.dtype == tf.int64
 
 
 def _dense(slices: tf.IndexedSlices) -> tf.Tensor:

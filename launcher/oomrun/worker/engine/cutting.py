@@ -76,9 +76,14 @@ class Batch:
         return slicing.rows(self.data)
 
     @property
+    def cut_samples(self) -> tf.Tensor:
+        """Of them, those of the parts: a worker's or a device's own."""
+        return self.samples
+
+    @property
     def passes(self) -> tf.Tensor:
-        """How many parts it is cut into."""
-        return -(-self.samples // self.micro_batch_size)
+        """How many parts there are."""
+        return -(-self.cut_samples // self.micro_batch_size)
 
     def start(self, index: tf.Tensor) -> tf.Tensor:
         """The first row of part ``index``."""
@@ -270,7 +275,10 @@ class Cutter:
         """The sum of one optimizer's gradients over the parts, and the logs."""
         call = phase.call
         total = GradientSum(
-            call.gradients if call else [], call.variables if call else [], batch.passes
+            call.gradients if call else [],
+            call.variables if call else [],
+            batch.cut_samples,
+            batch.micro_batch_size,
         )
         wanted = phase.found.logs if phase.last else {}
 

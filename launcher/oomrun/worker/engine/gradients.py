@@ -1,10 +1,10 @@
 """The sum of gradients over micro-batches, as loop variables.
 
 A dense gradient is added up in place. A sparse one (of an embedding) is kept as the
-rows it consists of and joined at the end, as it would be for the whole batch: adding
-it up dense would cost a tensor of the vocabulary's size. Where each part has the very
-same rows (an embedding of positions) they are added up: the whole batch has each once,
-and Keras's optimizers square row by row.
+rows it consists of (``rows.py``), as it would be for the whole batch: Keras's
+optimizers square row by row, so that they cannot be added up before. But where each
+part has the very same rows (an embedding of positions) they are: the whole batch has
+each once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from oomrun.worker.engine.rows import Rows
 
 __all__ = ["GradientSum"]
 
@@ -23,15 +25,21 @@ class GradientSum:
     Args:
         example: one part's gradients: None, a tensor, or IndexedSlices, per weight.
         weights: the weights, for shapes.
-        passes: how many parts there are, an int32 scalar.
+        samples: that the parts have together, an int32 scalar.
+        micro_batch_size: that each but the last has, an int32 scalar.
     """
 
     def __init__(
-        self, example: Sequence[Any], weights: Sequence[Any], passes: tf.Tensor
+        self,
+        example: Sequence[Any],
+        weights: Sequence[Any],
+        samples: tf.Tensor,
+        micro_batch_size: tf.Tensor,
     ) -> None:
         self._example = list(example)
         self._weights = list(weights)
-        self._passes = passes
+        self._passes = -(-samples // micro_batch_size)
+        self._rows = Rows(samples, micro_batch_size)
 
     def zeros(self) -> list[Any]:
         """The loop variables before the first part."""
@@ -39,11 +47,11 @@ class GradientSum:
         for gradient, weight in zip(self._example, self._weights, strict=True):
             if gradient is None:
                 continue
-            if isinstance(gradient, tf.IndexedSlices):
-                # Where it is known, also without a part: an empty share has none.
-                rows = gradient.indices.shape.num_elements()
-                state.append(self._rows(gradient.values, rows))
-                state.append(self._rows(gradient.indices, rows))
+            if _any_rows(gradient):
+                state.append(self._rows.begin(gradient))
+            elif isinstance(gradient, tf.IndexedSlices):
+                parts = (gradient.values, gradient.indices)
+                state.append(tuple(map(self._array, parts)))
             else:
                 state.append(self._zeros(weight.shape, gradient.dtype))
         return state
@@ -56,11 +64,12 @@ class GradientSum:
         """
         return tf.fill(shape, tf.cast(tf.minimum(self._passes, 0), dtype))
 
-    def _rows(self, tensor: tf.Tensor, rows: int | None) -> tf.TensorArray:
+    def _array(self, tensor: tf.Tensor) -> tf.TensorArray:
+        # Its shape is known also without a part: an empty share has none.
         return tf.TensorArray(
             tensor.dtype,
             size=self._passes,
-            element_shape=[rows, *tensor.shape[1:]],
+            element_shape=tensor.shape,
             infer_shape=False,
         )
 
@@ -70,12 +79,16 @@ class GradientSum:
         """The loop variables after part ``index``, whose gradients are given."""
         old = iter(state)
         new: list[Any] = []
-        for gradient, weight in zip(gradients, self._weights, strict=True):
+        kinds = zip(gradients, self._example, self._weights, strict=True)
+        for gradient, example, weight in kinds:
             if gradient is None:
                 continue
-            if isinstance(gradient, tf.IndexedSlices):
-                new.append(next(old).write(index, gradient.values))
-                new.append(next(old).write(index, gradient.indices))
+            if _any_rows(example):
+                new.append(self._rows.add(next(old), index, gradient))
+            elif isinstance(gradient, tf.IndexedSlices):
+                values, indices = next(old)
+                values = values.write(index, gradient.values)
+                new.append((values, indices.write(index, gradient.indices)))
             else:
                 # A reshape in the gradient's computation may have lost its shape.
                 new.append(next(old) + tf.ensure_shape(gradient, weight.shape))
@@ -85,11 +98,12 @@ class GradientSum:
         """The gradients of the whole batch, per weight as in ``example``."""
         final = iter(state)
         gradients: list[Any] = []
-        for gradient, weight in zip(self._example, self._weights, strict=True):
-            if gradient is None:
+        for example, weight in zip(self._example, self._weights, strict=True):
+            if example is None:
                 gradients.append(None)
-            elif isinstance(gradient, tf.IndexedSlices):
-                values, indices = _joined(gradient, next(final), next(final))
+            elif isinstance(example, tf.IndexedSlices):
+                joined = self._rows.result if _any_rows(example) else _joined
+                values, indices = joined(next(final))
                 shape = tf.constant(list(weight.shape), indices.dtype)
                 gradients.append(tf.IndexedSlices(values, indices, shape))
             else:
@@ -97,13 +111,20 @@ class GradientSum:
         return gradients
 
 
+def _any_rows(example: Any) -> bool:
+    """Whether it is a sparse one of as many rows as the part has samples, say."""
+    return (
+        isinstance(example, tf.IndexedSlices)
+        and example.indices.shape.num_elements() is None
+    )
+
+
 def _joined(
-    example: tf.IndexedSlices, values: tf.TensorArray, indices: tf.TensorArray
+    state: tuple[tf.TensorArray, tf.TensorArray],
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The rows of all parts, and the places in the table that they are for."""
-    if example.indices.shape.num_elements() is None:
-        return values.concat(), indices.concat()  # as many as the part has samples
-    # As many in each part. Chance may have drawn them (negatives): then they differ.
+    """The rows of all parts, as many in each, and the places they are for."""
+    values, indices = state
+    # Chance may have drawn them (negatives): then they differ.
     places = indices.stack()
     same = tf.logical_and(
         tf.size(places) > 0, tf.reduce_all(tf.equal(places, places[:1]))

@@ -179,7 +179,9 @@ class LossStep:
         divisors, dtype, example, suits = self._scout(batch.part)
         whole = batch.whole()
         totals = self._total_divisors(whole.part, whole.passes, divisors)
-        total = GradientSum(example, self._weights, passes)
+        total = GradientSum(
+            example, self._weights, batch.cut_samples, batch.micro_batch_size
+        )
         in_order = suits and pool.limit_bytes() is not None
         one_pass = executor.ordered(self._part) if in_order else self._part
 

@@ -58,8 +58,8 @@ class _Rows(cutting.Batch):
         return self.rows
 
     @property
-    def passes(self) -> tf.Tensor:
-        return -(-slicing.rows(self.own) // self.micro_batch_size)
+    def cut_samples(self) -> tf.Tensor:
+        return slicing.rows(self.own)
 
     def start(self, index: tf.Tensor) -> tf.Tensor:
         return self.first + index * self.micro_batch_size

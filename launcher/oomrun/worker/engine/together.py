@@ -28,8 +28,8 @@ class Share(cutting.Batch):
     share: tf.Tensor
 
     @property
-    def passes(self) -> tf.Tensor:
-        return -(-self.share // self.micro_batch_size)
+    def cut_samples(self) -> tf.Tensor:
+        return self.share
 
     def start(self, index: tf.Tensor) -> tf.Tensor:
         return self.first + index * self.micro_batch_size
