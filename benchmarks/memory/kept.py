@@ -29,13 +29,15 @@ PLANS = (
     *TRUTH,
     *(
         _WORKER / f"{name}.py"
-        for name in ("probing", "recordings", "recovery", "searching", "training")
+        for name in (
+            "probing", "recordings", "recovery", "searching", "step_graph", "training",
+        )
     ),
     *(
         _PACKAGE / "core" / f"{name}.py"
         for name in (
-            "allocations", "allocator", "batch", "memory", "probing", "reading_ahead",
-            "recorded",
+            "allocations", "allocator", "batch", "convolutions", "memory", "probing",
+            "reading_ahead", "recorded",
         )
     ),
 )  # fmt: skip

@@ -46,3 +46,21 @@ def test_what_was_never_called_on_symbols_says_nothing() -> None:
     model = Own()
     model(tf.zeros([2, 3]))
     assert static.least_bytes(model, 96) == 0
+
+
+def test_rows_that_are_looked_up_are_counted_of_tables_that_are_trained() -> None:
+    ids, user = keras.Input((50,), dtype="int32"), keras.Input((), dtype="int32")
+    table = keras.layers.Embedding(1000, 32)
+    frozen = keras.layers.Embedding(1000, 8, trainable=False)
+    half = keras.layers.Embedding(1000, 16, dtype="mixed_float16")
+    of_ids, of_user = table(ids), table(user)  # the same one
+    rest = keras.ops.mean(half(ids), 1), keras.ops.mean(frozen(ids), 1)
+    model = keras.Model([ids, user], [keras.ops.mean(of_ids, 1), of_user, *rest])
+    each = 50 * 32 * 4 + 32 * 4 + 50 * 16 * 2
+    assert static.looked_up_bytes(model, 10) == 10 * each
+
+
+def test_sequences_of_any_length_tell_nothing_of_what_is_looked_up() -> None:
+    ids = keras.Input((None,), dtype="int32")
+    model = keras.Model(ids, keras.layers.Embedding(1000, 32)(ids))
+    assert static.looked_up_bytes(model, 10) == 0

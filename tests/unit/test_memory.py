@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from oomrun.core.allocations import HELD, Recording
+from oomrun.core.convolutions import Buffer
 from oomrun.core.memory import MemoryModel
 from oomrun.core.probing import Asked, NothingFits, Settled, Try, next_step
 from oomrun.core.recorded import Recorded
@@ -201,3 +202,39 @@ def test_what_is_counted_of_a_recorded_size_is_what_was_seen_of_it(
     assert larger.bytes == larger.high_bytes == 100 * MIB
     assert known.needed == {31: 41 * MIB}
     assert known.largest_within(80 * MIB, 200) in range(55, 70)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("ran", [{}, {7: 17 * MIB}])
+def test_a_buffer_counts_from_the_size_on_that_takes_it(
+    ran: dict[int, int], recorded: bool
+) -> None:
+    step = Recording(
+        size=7, layout=((10 * MIB, HELD),), early=0, requests=(7 * MIB,),
+        moves=(0, ~0), telling=True,
+    )  # fmt: skip
+    buffers = (Buffer(bytes=80 * MIB, least_samples=11),)
+    told = (
+        Recorded(pools=ran, best=step if ran else None, spread=0.02, buffers=buffers)
+        if recorded
+        else Recorded()
+    )
+    known = model(
+        static={96: 96 * MIB}, measured=ran, in_order=True, recorded=told,
+        buffers=buffers,
+    )  # fmt: skip
+    below, above = known.predict(10), known.predict(11)
+    assert below is not None
+    assert above is not None
+    assert 79 * MIB < above.bytes - below.bytes < 84 * MIB
+    assert above.high_bytes - below.high_bytes < 88 * MIB
+    # The buffer's own size is certain.
+    assert above.high_bytes - above.bytes < below.high_bytes - below.bytes + 5 * MIB
+    assert known.largest_within(88 * MIB, 96) == 10
+    assert known.largest_within(125 * MIB, 96) > 10
+
+
+def test_rows_that_an_optimizer_squared_in_their_place_may_be_there_twice() -> None:
+    ran = model(state_bytes=120 * MIB, measured={64: 93 * MIB}).counted(64)
+    assert ran is not None
+    assert ran.bytes == 120 * MIB

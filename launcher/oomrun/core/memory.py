@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from oomrun.core import convolutions
+from oomrun.core.convolutions import Buffer
 from oomrun.core.recorded import Recorded
 
 __all__ = ["MemoryModel", "Peak", "budget_bytes", "largest", "limit_grew", "peak_of"]
@@ -105,6 +107,7 @@ class MemoryModel:
             always the same; otherwise their order is left to chance.
         loops: whether the graph has loops, as recurrent layers have.
         recorded: what the allocations of steps have told, where they were recorded.
+        buffers: that operations take beside what the graph shows.
     """
 
     state_bytes: int | None = None
@@ -113,6 +116,7 @@ class MemoryModel:
     in_order: bool = False
     loops: bool = False
     recorded: Recorded = field(default_factory=Recorded)
+    buffers: Sequence[Buffer] = ()
 
     @property
     def needed(self) -> dict[int, int]:
@@ -183,6 +187,9 @@ class MemoryModel:
         if known:
             likely = self.measured.get(micro_batch_size, replayed or likely)
             high = max(high, likely)
+        # Where it was less, an optimizer has squared a sparse gradient in its place, as
+        # it does in some steps and in others not.
+        likely, high = (max(count, self.state_bytes or 0) for count in (likely, high))
         ran = min((m for m in self.measured if m >= micro_batch_size), default=0)
         above = self.measured.get(ran, 0)
         if above > high:
@@ -201,7 +208,11 @@ class MemoryModel:
         high = needed * (1 + (_STATIC_LOOPS if self.loops else _STATIC))
         if self.in_order:
             high = min(high, needed * (1 + _STATIC_IN_ORDER) + _WORKSPACE)
+        rest += self._buffer_bytes(size)
         return Peak(bytes=int(rest + needed), high_bytes=int(rest + high))
+
+    def _buffer_bytes(self, size: int) -> int:
+        return convolutions.bytes_at(self.buffers, size, in_order=self.in_order)
 
     def _between(self, size: int, below: Point, above: Point, rest: int) -> Peak:
         """Between two sizes that ran."""
@@ -230,6 +241,7 @@ class MemoryModel:
         elif len(points) == 1:
             slopes.append((peak - rest) / ran)
         rise = max(slopes) * (size - ran)
+        peak += max(0, self._buffer_bytes(size) - self._buffer_bytes(ran))
         sure = peak * (1 + _SAME[self.in_order])
         return Peak(
             bytes=int(peak + rise),

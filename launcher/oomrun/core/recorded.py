@@ -7,12 +7,13 @@ whether a size fits. Does not cover: predictions where nothing could be recorded
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from oomrun.core import allocations
+from oomrun.core import allocations, convolutions
 from oomrun.core.allocations import Recording
+from oomrun.core.convolutions import Buffer
 from oomrun.core.reading_ahead import LESS_CROWDED, is_crowded
 
 __all__ = ["AS_IT_HAPPENS", "IN_ORDER", "Recorded", "rises_with_size"]
@@ -53,10 +54,6 @@ def rises_with_size(needed: Mapping[int, int]) -> bool:
     return all(less <= more * _MORE for less, more in pairwise(ran))
 
 
-def _pool_at(recording: Recording, size: int) -> int:
-    return allocations.least_pool(allocations.at_size(recording, size))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """Of one model.
@@ -72,6 +69,7 @@ class Recorded:
         rows: of a batch; a step of fewer samples a pass is taken in parts.
         in_parts: whether ``best`` was.
         reads_into_pool: whether batches of the data are read into it while a step runs.
+        buffers: that larger sizes than ``best`` take.
     """
 
     pools: Mapping[int, int] = field(default_factory=dict)
@@ -82,6 +80,7 @@ class Recorded:
     rows: int = 0
     in_parts: bool = True
     reads_into_pool: bool = False
+    buffers: Sequence[Buffer] = ()
 
     def predict(self, size: int) -> tuple[int, int] | None:
         """The least pool for a step, most likely value and upper end; None: not known.
@@ -95,9 +94,10 @@ class Recorded:
         if self.best is None or not self.pools:
             return None
         near = self._near(size)
-        rise = _pool_at(self.best, size) - _pool_at(self.best, near)
+        rise = self._pool_at(size) - self._pool_at(near)
         likely = max(1, self.pools[near] + rise)
-        spread = likely * self._spread(size) + abs(rise) * _RISE
+        unsure = abs(rise - self._more_buffer(size, near))
+        spread = likely * self._spread(size) + unsure * _RISE
         return likely, int(likely + spread)
 
     def fits(self, size: int, budget_bytes: int, *, tried: bool = True) -> bool | None:
@@ -115,15 +115,15 @@ class Recorded:
         if self.best is None or not self.pools:
             known = self.predict(size)
             return None if known is None else known[1] <= budget_bytes
-        then = allocations.at_size(self.best, size)
+        then = self._at_size(size)
         if self.pool_bytes is None:
-            return self._pool_within(then, budget_bytes, self.best)
+            return self._pool_within(then, budget_bytes)
         in_use = allocations.needed_bytes(then) * (1 + self._spread(size))
         most = budget_bytes
         # What one tells of the others has been seen to hold.
         if tried and len(self.pools) > 1:
             most = max(most, int(self.pool_bytes * _RAN_IN))
-        if in_use > budget_bytes or not self._pool_within(then, most, self.best):
+        if in_use > budget_bytes or not self._pool_within(then, most):
             return False
         then = allocations.with_more(then, self.batch_bytes)
         return allocations.fits(then, int(self.pool_bytes * _OF_POOL))
@@ -134,14 +134,13 @@ class Recorded:
         Args:
             size: samples of a pass, of a step that fits.
         """
-        best, pool_bytes = self.best, self.pool_bytes
-        if best is None or pool_bytes is None or not self.reads_into_pool:
+        pool_bytes = self.pool_bytes
+        if self.best is None or pool_bytes is None or not self.reads_into_pool:
             return size
         for _ in range(_TIMES):
             if size in self.pools or size < 1:
                 break
-            then = allocations.at_size(best, size)
-            if not is_crowded(then, pool_bytes, self.batch_bytes):
+            if not is_crowded(self._at_size(size), pool_bytes, self.batch_bytes):
                 break
             size = int(size * LESS_CROWDED)
         return size
@@ -150,7 +149,7 @@ class Recorded:
         """The peak that TensorFlow will likely tell of a step; None: not known."""
         if self.best is None or self.pool_bytes is None:
             return None
-        then = allocations.at_size(self.best, size)
+        then = self._at_size(size)
         return allocations.pool_peak(then, self.pool_bytes) or self.pool_bytes
 
     def ran_within(self, size: int, peak: int | None, budget_bytes: int) -> bool:
@@ -169,6 +168,24 @@ class Recorded:
             return False
         return peak <= budget_bytes and least <= self.pool_bytes * _RAN_IN
 
+    def _at_size(self, size: int) -> Recording:
+        """What a step of another size asks for."""
+        assert self.best is not None
+        found = allocations.at_size(self.best, size)
+        return allocations.with_more(found, self._more_buffer(size, self.best.size))
+
+    def _more_buffer(self, size: int, than: int) -> int:
+        """By how much the buffers of a size are larger than those of another one."""
+        ordered = self.spread == IN_ORDER
+        then, there = (
+            convolutions.bytes_at(self.buffers, samples, in_order=ordered)
+            for samples in (size, than)
+        )
+        return max(0, then - there)
+
+    def _pool_at(self, size: int) -> int:
+        return allocations.least_pool(self._at_size(size))
+
     def _spread(self, size: int) -> float:
         """How far the upper end lies above, of a size that was not recorded."""
         whole = self.rows > 0 and size >= self.rows
@@ -179,13 +196,15 @@ class Recorded:
     def _near(self, size: int) -> int:
         return min(self.pools, key=lambda ran: (abs(ran - size), ran))
 
-    def _pool_within(self, then: Recording, most: int, best: Recording) -> bool:
+    def _pool_within(self, then: Recording, most: int) -> bool:
         """Whether the upper end of ``predict`` is; in a tenth of the time."""
         size, near = then.size, self._near(then.size)
         same = self.spread if size == near else self._spread(size)
         left = most - self.pools[near] * (1 + same)
         if size == near:
             return left >= 0
-        rise = left / (1 + same + (_RISE if left > 0 else -_RISE))
-        pool_bytes = int(_pool_at(best, near) + rise)
+        buffer = self._more_buffer(size, near)
+        left -= buffer * (1 + same)
+        rise = buffer + left / (1 + same + (_RISE if left > 0 else -_RISE))
+        pool_bytes = int(self._pool_at(near) + rise)
         return allocations.fits(then, pool_bytes)

@@ -139,6 +139,8 @@ class Prober:
         else:
             self.graph.ask(data, samples)
         from_graph, suits = self.graph.guess, self.graph.suits
+        rest += self.graph.sums_bytes
+        self._recordings.buffers = self.graph.buffers
         if not from_graph and not sizes.measured:
             return None  # trials from nothing would end far below what fits
         self._recordings.spread = IN_ORDER if suits else AS_IT_HAPPENS
@@ -157,6 +159,7 @@ class Prober:
                 recorded=self._recordings.known(
                     samples, sizes.recorded, sizes.measured
                 ),
+                buffers=self.graph.buffers,
             )
             self._known = known
             # What was recorded is with the data, as far as they are read ahead.
@@ -206,7 +209,9 @@ class Prober:
                 # A small batch, taken whole, says what a part of that size will need,
                 # and whether there will have to be parts at all.
                 small = self._tried.for_spec(slicing.with_any_rows)
-                few, more = slicing.cut(data, 0, size), 2 * self._gradient_bytes()
+                few = slicing.cut(data, 0, size)
+                more = 2 * self._gradient_bytes()
+                more += self.graph.sums_bytes * (samples - size) // samples
                 self.attempt(few, size, size, function=small, more=more)
                 unproven.add(size)
             elif size == samples or may_cut():

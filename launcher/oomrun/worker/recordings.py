@@ -8,12 +8,13 @@ all others ask for. Does not cover: recording (``engine/recording.py``), what fo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from oomrun.core import allocations
 from oomrun.core.allocations import Recording
 from oomrun.core.allocator import GRAIN
+from oomrun.core.convolutions import Buffer
 from oomrun.core.plan import Plan
 from oomrun.core.reading_ahead import is_crowded
 from oomrun.core.recorded import (
@@ -49,6 +50,7 @@ class Recordings:
             come to lie.
         spread: see ``Recorded``.
         batch_bytes: of a batch of the data.
+        buffers: that operations take on a CPU, from some size on.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Recordings:
         self._in_parts = True  # the best
         self.spread = AS_IT_HAPPENS
         self.batch_bytes = 0
+        self.buffers: Sequence[Buffer] = ()
 
     @property
     def exact(self) -> bool:
@@ -100,6 +103,7 @@ class Recordings:
             rows=rows,
             in_parts=self._in_parts,
             reads_into_pool=self._reads_into_pool,
+            buffers=self.buffers,
         )
 
     def size_to_try(self, wanted: int, samples: int) -> int:

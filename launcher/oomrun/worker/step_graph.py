@@ -10,10 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from oomrun.core.convolutions import Buffer
 from oomrun.worker import pool
-from oomrun.worker.engine import executor, slicing, static
+from oomrun.worker.engine import convolutions, executor, slicing, static
 
 __all__ = ["StepGraph", "Traceable"]
+
+
+#: The rows, and what an optimizer that squares them makes of each.
+_TIMES_THE_SUMS = 2
 
 
 class Traceable(Protocol):
@@ -42,7 +47,11 @@ class StepGraph:
 
     Attributes:
         peaks: what the graph says, by rows of a batch.
-        guess: bytes by rows to begin with: those, or what is known of smaller samples.
+        guess: bytes by rows to begin with: those without ``sums_bytes``, or what is
+            known of smaller samples.
+        sums_bytes: of the sums of sparse gradients, which do not grow with a part, and
+            of what an optimizer makes of them.
+        buffers: that operations take on a CPU beside what it shows.
         suits: whether its operations can be run one at a time, where that helps.
         loops: whether it does not show all that a step keeps.
     """
@@ -53,6 +62,8 @@ class StepGraph:
         self._step: Any = function
         self.peaks: dict[int, static.GraphPeak] = {}
         self.guess: dict[int, int] = {}
+        self.sums_bytes = 0
+        self.buffers: tuple[Buffer, ...] = ()
         self.suits = self.loops = False
 
     def ask(self, data: Any, samples: int) -> None:
@@ -66,7 +77,13 @@ class StepGraph:
         self.loops = static.has_loops(function.graph)
         self.peaks = {}  # of another shape
         self.look(data, [samples])
-        self.guess = {size: peak.bytes for size, peak in self.peaks.items()}
+        self.sums_bytes = _TIMES_THE_SUMS * static.looked_up_bytes(self._model, samples)
+        self.guess = {
+            size: max(1, peak.bytes - self.sums_bytes)
+            for size, peak in self.peaks.items()
+        }
+        on_cpu = pool.limit_bytes() is not None
+        self.buffers = convolutions.buffers_in(function.graph) if on_cpu else ()
         least = static.least_bytes(self._model, samples)
         if least > self.guess.get(samples, least):
             # It has not seen the most of it, as with loops.
