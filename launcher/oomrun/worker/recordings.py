@@ -30,7 +30,7 @@ __all__ = ["Recordings"]
 
 #: How far below what is wanted a size may be so that its recording is a telling one:
 #: the first, and those that come nearer to what is trained with.
-_BELOW, _BELOW_AGAIN = 0.8, 0.98
+_BELOW, _BELOW_AGAIN = 0.6, 0.98
 
 
 class Recordings:
@@ -111,7 +111,12 @@ class Recordings:
         if self._allocator is None or wanted >= samples:
             return wanted
         below = _BELOW if self.best is None else _BELOW_AGAIN
-        return allocations.telling_size(wanted, samples, self._lengths, below) or wanted
+        return allocations.telling_size(wanted, samples, self._fixed, below) or wanted
+
+    @property
+    def _fixed(self) -> tuple[int, ...]:
+        """Lengths of what does not grow with a pass. Those of buffers are in bytes."""
+        return (*self._lengths, *(buffer.bytes for buffer in self.buffers))
 
     def end(self) -> None:
         """Samples are of different sizes: nothing that was recorded counts any more.
@@ -142,7 +147,7 @@ class Recordings:
             step()
             return None
         memory, *_ = devices.read_memory(self._plan)
-        telling = allocations.telling_size(size, rows, self._lengths, 1.0) == size
+        telling = allocations.telling_size(size, rows, self._fixed, 1.0) == size
         found = recording.record(
             step,
             size,
