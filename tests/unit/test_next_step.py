@@ -17,7 +17,7 @@ def step(known: MemoryModel, trials_left: int = 0, **asked: int) -> Step:
         known,
         Asked(
             samples=asked.pop("samples", 8192),
-            at_most=8192,
+            at_most=asked.pop("at_most", 8192),
             budget_bytes=asked.pop("budget_bytes", 152),
             trials_left=trials_left,
             **asked,
@@ -146,3 +146,17 @@ def test_the_reason_tells_what_has_room_and_not_what_was_handed_out() -> None:
     assert isinstance(found, Settled)
     assert found.size == 61
     assert "has room in 140B of 152B that may be used" in found.reason
+
+
+def test_a_size_that_ran_is_trained_with_where_a_smaller_one_has_failed() -> None:
+    # Sums of sparse gradients: 337 failed, 677 ran, and 1 was trained with.
+    known = MemoryModel(state_bytes=160, measured={677: 156}, static={8192: 187})
+    found = step(known, 0, failed=337)
+    assert isinstance(found, Settled)
+    assert found.size == 677
+    bound = step(known, 0, failed=337, at_most=400)  # it has failed in training since
+    assert isinstance(bound, Settled)
+    assert bound.size < 337
+    fits = step(replace(known, state_bytes=20), 0, failed=337)
+    assert isinstance(fits, Settled)
+    assert fits.size < 337

@@ -107,7 +107,7 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
     if asked.crowded is not None:
         most = min(most, _below_crowded(known, asked.crowded))
     ran = _largest_that_ran(known, most, asked.budget_bytes)
-    wanted = known.largest_within(asked.budget_bytes, most)
+    wanted = within = known.largest_within(asked.budget_bytes, most)
     # What ran out of memory was predicted to fit as well.
     credible = asked.failed is None
     if wanted == most and credible and _far_below(known, most, asked.budget_bytes):
@@ -124,10 +124,12 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
         near = _NEAR_REMEMBERED
     if wanted <= ran * (1 + near):
         return _settled(known, ran or 1, asked)
-    if asked.trials_left <= 0 and not ran and (best := _least(known, most)):
+    if asked.trials_left <= 0 and not ran:
         # All that ran took more than is wanted, and still ran. A smaller size need not
         # take less: sums of sparse gradients grow with the number of parts.
-        return _settled(known, best, asked)
+        best = _least(known, most) or (0 if within else _that_ran(known, asked))
+        if best:
+            return _settled(known, best, asked)
     # Below a size that ran, the line is as good as a trial. Not so with recordings: at
     # each size holes lie elsewhere.
     recorded = known.recorded.best is not None
@@ -223,6 +225,14 @@ def _least(known: MemoryModel, most: int) -> int:
     if known.measured[ran[0]] < _LESS * known.measured[ran[1]]:
         return 0
     return min(ran, key=lambda size: (known.measured[size], -size))
+
+
+def _that_ran(known: MemoryModel, asked: Asked) -> int:
+    """The largest that ran all the same where a smaller one has failed; or 0."""
+    if asked.failed is None:
+        return 0
+    most = min(asked.at_most, asked.samples)
+    return max((size for size in known.measured if size <= most), default=0)
 
 
 def _far_below(known: MemoryModel, size: int, budget: int) -> bool:
