@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from oomrun.worker.engine import slicing, static
 from oomrun.worker.engine.step import StepFunction
+from oomrun.worker.step_graph import StepGraph
 
 
 def model_of(*layers: keras.Layer) -> keras.Model:
@@ -58,6 +59,23 @@ def test_rows_that_are_looked_up_are_counted_of_tables_that_are_trained() -> Non
     model = keras.Model([ids, user], [keras.ops.mean(of_ids, 1), of_user, *rest])
     each = 50 * 32 * 4 + 32 * 4 + 50 * 16 * 2
     assert static.looked_up_bytes(model, 10) == 10 * each
+
+
+def test_most_of_a_step_may_be_what_is_looked_up() -> None:
+    ids = keras.Input((50,), dtype="int32")
+    found = keras.layers.Embedding(1000, 32)(ids)
+    hidden = keras.layers.GlobalAveragePooling1D()(found)
+    model = keras.Model(ids, keras.layers.Dense(1)(hidden))
+    model.compile("adam", "mse")
+    data = (tf.zeros([8, 50], tf.int32), tf.zeros([8, 1]))
+    function = StepFunction(model)
+    function.trace_for(slicing.specs_of(data))
+    graph = StepGraph(model, function)
+    graph.ask(data, 96)
+    rows = 96 * 50 * 32 * 4
+    assert graph.sums_bytes == 2 * rows
+    assert not graph.loops  # nothing was overlooked
+    assert 2 * rows <= graph.guess[96] <= graph.peaks[96].bytes
 
 
 def test_sequences_of_any_length_tell_nothing_of_what_is_looked_up() -> None:

@@ -77,17 +77,16 @@ class StepGraph:
         self.loops = static.has_loops(function.graph)
         self.peaks = {}  # of another shape
         self.look(data, [samples])
-        self.sums_bytes = _TIMES_THE_SUMS * static.looked_up_bytes(self._model, samples)
-        self.guess = {
-            size: max(1, peak.bytes - self.sums_bytes)
-            for size, peak in self.peaks.items()
-        }
         on_cpu = pool.limit_bytes() is not None
         self.buffers = convolutions.buffers_in(function.graph) if on_cpu else ()
+        self.sums_bytes = _TIMES_THE_SUMS * static.looked_up_bytes(self._model, samples)
         least = static.least_bytes(self._model, samples)
-        if least > self.guess.get(samples, least):
+        self.guess = {}
+        if samples in self.peaks:
+            whole = self.peaks[samples].bytes
             # It has not seen the most of it, as with loops.
-            self.guess, self.loops = {samples: least}, True
+            self.loops = self.loops or whole < least
+            self.guess = {samples: max(whole - self.sums_bytes, least)}
 
     def look(self, data: Any, sizes: Iterable[int]) -> None:
         """Adds what the graph says of batches of so many rows to ``peaks``."""
