@@ -232,9 +232,3 @@ def test_a_buffer_counts_from_the_size_on_that_takes_it(
     assert above.high_bytes - above.bytes < below.high_bytes - below.bytes + 5 * MIB
     assert known.largest_within(88 * MIB, 96) == 10
     assert known.largest_within(125 * MIB, 96) > 10
-
-
-def test_rows_that_an_optimizer_squared_in_their_place_may_be_there_twice() -> None:
-    ran = model(state_bytes=120 * MIB, measured={64: 93 * MIB}).counted(64)
-    assert ran is not None
-    assert ran.bytes == 120 * MIB

@@ -187,9 +187,6 @@ class MemoryModel:
         if known:
             likely = self.measured.get(micro_batch_size, replayed or likely)
             high = max(high, likely)
-        # Where it was less, an optimizer has squared a sparse gradient in its place, as
-        # it does in some steps and in others not.
-        likely, high = (max(count, self.state_bytes or 0) for count in (likely, high))
         ran = min((m for m in self.measured if m >= micro_batch_size), default=0)
         above = self.measured.get(ran, 0)
         if above > high:

@@ -139,7 +139,6 @@ class Prober:
         else:
             self.graph.ask(data, samples)
         from_graph, suits = self.graph.guess, self.graph.suits
-        rest += self.graph.sums_bytes
         self._recordings.buffers = self.graph.buffers
         if not from_graph and not sizes.measured:
             return None  # trials from nothing would end far below what fits
@@ -209,9 +208,7 @@ class Prober:
                 # A small batch, taken whole, says what a part of that size will need,
                 # and whether there will have to be parts at all.
                 small = self._tried.for_spec(slicing.with_any_rows)
-                few = slicing.cut(data, 0, size)
-                more = 2 * self._gradient_bytes()
-                more += self.graph.sums_bytes * (samples - size) // samples
+                few, more = slicing.cut(data, 0, size), 2 * self._gradient_bytes()
                 self.attempt(few, size, size, function=small, more=more)
                 unproven.add(size)
             elif size == samples or may_cut():

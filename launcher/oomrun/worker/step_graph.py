@@ -17,10 +17,6 @@ from oomrun.worker.engine import convolutions, executor, slicing, static
 __all__ = ["StepGraph", "Traceable"]
 
 
-#: The rows, and what an optimizer that squares them makes of each.
-_TIMES_THE_SUMS = 2
-
-
 class Traceable(Protocol):
     """A step of which there may be a graph."""
 
@@ -47,10 +43,7 @@ class StepGraph:
 
     Attributes:
         peaks: what the graph says, by rows of a batch.
-        guess: bytes by rows to begin with: those without ``sums_bytes``, or what is
-            known of smaller samples.
-        sums_bytes: of the sums of sparse gradients, which do not grow with a part, and
-            of what an optimizer makes of them.
+        guess: bytes by rows to begin with: those, or what is known of smaller samples.
         buffers: that operations take on a CPU beside what it shows.
         suits: whether its operations can be run one at a time, where that helps.
         loops: whether it does not show all that a step keeps.
@@ -62,7 +55,6 @@ class StepGraph:
         self._step: Any = function
         self.peaks: dict[int, static.GraphPeak] = {}
         self.guess: dict[int, int] = {}
-        self.sums_bytes = 0
         self.buffers: tuple[Buffer, ...] = ()
         self.suits = self.loops = False
 
@@ -79,14 +71,11 @@ class StepGraph:
         self.look(data, [samples])
         on_cpu = pool.limit_bytes() is not None
         self.buffers = convolutions.buffers_in(function.graph) if on_cpu else ()
-        self.sums_bytes = _TIMES_THE_SUMS * static.looked_up_bytes(self._model, samples)
+        self.guess = {size: peak.bytes for size, peak in self.peaks.items()}
         least = static.least_bytes(self._model, samples)
-        self.guess = {}
-        if samples in self.peaks:
-            whole = self.peaks[samples].bytes
+        if least > self.guess.get(samples, least):
             # It has not seen the most of it, as with loops.
-            self.loops = self.loops or whole < least
-            self.guess = {samples: max(whole - self.sums_bytes, least)}
+            self.guess, self.loops = {samples: least}, True
 
     def look(self, data: Any, sizes: Iterable[int]) -> None:
         """Adds what the graph says of batches of so many rows to ``peaks``."""

@@ -25,7 +25,7 @@ from tensorflow.python.grappler import item as items
 
 from oomrun.worker import pool
 
-__all__ = ["GraphPeak", "has_loops", "least_bytes", "looked_up_bytes", "peaks"]
+__all__ = ["GraphPeak", "has_loops", "least_bytes", "peaks"]
 
 _LOOPS = frozenset({"Enter", "For", "StatelessWhile", "While"})
 
@@ -92,26 +92,6 @@ def least_bytes(model: Any, rows: int) -> int:
             if None not in shape:
                 largest = max(largest, math.prod(shape) * _item_bytes(output))
     return 2 * rows * largest
-
-
-def looked_up_bytes(model: Any, rows: int) -> int:
-    """What the layers that look rows up in tables put out, by what Keras knows.
-
-    The gradients of the tables are as large, and are not added up from part to part
-    (``gradients.py``).
-
-    Args:
-        model: has layers.
-        rows: of a batch.
-    """
-    return sum(
-        rows * math.prod(output.shape[1:]) * _item_bytes(output)
-        for layer in model._flatten_layers()
-        if isinstance(layer, keras.layers.Embedding) and layer.trainable
-        for node in layer._inbound_nodes
-        for output in node.output_tensors
-        if output.shape[0] is None and None not in output.shape[1:]
-    )
 
 
 def _item_bytes(tensor: Any) -> int:
