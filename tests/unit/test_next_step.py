@@ -160,31 +160,3 @@ def test_a_size_that_ran_is_trained_with_where_a_smaller_one_has_failed() -> Non
     fits = step(replace(known, state_bytes=20), 0, failed=337)
     assert isinstance(fits, Settled)
     assert fits.size < 337
-
-
-def test_a_trial_that_is_left_shows_whether_a_larger_size_is_crowded() -> None:
-    kib = 1024
-    # Most of the time a small tensor is there, and beside it the next batch is read;
-    # then comes a large one.
-    recording = Recording(
-        size=127, layout=((10 * kib, HELD),), early=0,
-        requests=(5 * 127 * kib, 20 * 127 * kib, kib, kib, kib),
-        moves=(0, 2, ~2, 3, ~3, 4, ~4, ~0, 1, ~1), telling=True,
-    )  # fmt: skip
-    recorded = Recorded(
-        pools={127: 2550 * kib}, best=recording, spread=0.02, pool_bytes=3200 * kib,
-        batch_bytes=100 * kib, rows=8192, reads_into_pool=True,
-    )  # fmt: skip
-    known = MemoryModel(
-        state_bytes=10 * kib, measured={127: 2550 * kib}, recorded=recorded
-    )
-    assert recorded.fits(145, 3010 * kib)
-    assert recorded.less_crowded(145) < 127
-    assert step(known, 1, budget_bytes=3010 * kib) == Try(size=136)
-    for told in (
-        step(known, 0, budget_bytes=3010 * kib),  # no trial is left
-        step(known, 1, budget_bytes=2800 * kib),  # little could be had
-        step(known, 1, budget_bytes=3010 * kib, remembered=True),
-    ):
-        assert isinstance(told, Settled)
-        assert told.size == 127

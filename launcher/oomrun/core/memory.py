@@ -256,12 +256,7 @@ class MemoryModel:
         return Peak(bytes=middle, high_bytes=int(middle + (peak - middle) / 2))
 
     def largest_within(
-        self,
-        budget_bytes: int,
-        at_most: int,
-        *,
-        tried: bool = True,
-        crowded: bool = False,
+        self, budget_bytes: int, at_most: int, *, tried: bool = True
     ) -> int:
         """The largest size whose upper end is within the budget; 0 where none is.
 
@@ -269,10 +264,9 @@ class MemoryModel:
             budget_bytes: what we plan into.
             at_most: the upper bound.
             tried: whether it is tried before it is trained with.
-            crowded: whether it may be a crowded one.
         """
         size = largest(lambda size: self.fits(size, budget_bytes, tried=tried), at_most)
-        return size if crowded else self.recorded.less_crowded(size)
+        return self.recorded.less_crowded(size)
 
     def fits(self, size: int, budget_bytes: int, *, tried: bool = True) -> bool:
         """Whether a step surely fits into a budget, as far as is known."""

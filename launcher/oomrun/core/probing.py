@@ -21,8 +21,6 @@ __all__ = ["Asked", "NothingFits", "Settled", "Step", "Try", "next_step"]
 #: recorded steps tell which that is; one that an earlier run has come to, or that cost
 #: a compilation, where only clearly more could be had.
 _NEAR, _NEAR_RECORDED, _NEAR_REMEMBERED = 0.04, 0.02, 0.25
-#: So much above what ran a size is worth a trial that is foreseen to be crowded.
-_BOLDLY = 0.1
 #: The first size where nothing at all is known, not even from the graph.
 _FIRST = 2
 #: No further than this above what ran is tried next, whatever is predicted.
@@ -125,8 +123,7 @@ def next_step(known: MemoryModel, asked: Asked) -> Step:
     if asked.remembered or asked.even:
         near = _NEAR_REMEMBERED
     if wanted <= ran * (1 + near):
-        bold = _boldly(known, asked, ran, most) if asked.trials_left > 0 else 0
-        return Try(size=bold) if bold else _settled(known, ran or 1, asked)
+        return _settled(known, ran or 1, asked)
     if asked.trials_left <= 0 and not ran:
         # All that ran took more than is wanted, and still ran. A smaller size need not
         # take less: sums of sparse gradients grow with the number of parts.
@@ -228,17 +225,6 @@ def _least(known: MemoryModel, most: int) -> int:
     if known.measured[ran[0]] < _LESS * known.measured[ran[1]]:
         return 0
     return min(ran, key=lambda size: (known.measured[size], -size))
-
-
-def _boldly(known: MemoryModel, asked: Asked, ran: int, most: int) -> int:
-    """A size that fits, and may turn out less crowded than foreseen; 0: none.
-
-    What is recorded at one size says where holes lie at that one.
-    """
-    if known.recorded.best is None or not ran or asked.remembered or asked.even:
-        return 0
-    fits = known.largest_within(asked.budget_bytes, most, crowded=True)
-    return (ran + fits) // 2 if fits > ran * (1 + _BOLDLY) else 0
 
 
 def _that_ran(known: MemoryModel, asked: Asked) -> int:
