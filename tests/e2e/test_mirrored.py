@@ -91,8 +91,7 @@ def test_the_device_that_runs_out_of_memory_makes_smaller_passes(
         assert share == 48
         sizes = [*failed, last]
         assert sizes[0] == 48
-        assert sizes == sorted(
-            set(sizes), reverse=True
-        )  # each less than the one before
+        # Each is less than the one before.
+        assert sizes == sorted(set(sizes), reverse=True)
     plain = several_workers.alone(tmp_path / "plain", LARGE, name="weights.npz")
     assert jobs.distance(tmp_path / "weights.npz", plain) < 1e-10

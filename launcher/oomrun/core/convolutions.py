@@ -12,10 +12,10 @@ Measured for a last cache of 320 MiB: 80 MiB from 11 samples on, nothing for 10.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Buffer", "buffer_of", "bytes_at"]
+__all__ = ["Buffer", "buffer_of", "bytes_at", "more_bytes"]
 
 _MOST_OVERHEAD = 25
 
@@ -73,3 +73,18 @@ def bytes_at(buffers: Iterable[Buffer], samples: int, *, in_order: bool) -> int:
     """
     found = sorted(b.bytes for b in buffers if samples >= b.least_samples)
     return sum(found[-1:] if in_order else found[-2:])
+
+
+def more_bytes(
+    buffers: Sequence[Buffer], samples: int, than: int, *, in_order: bool
+) -> int:
+    """How much more a pass asks for than one of ``than`` samples; 0 where it is less.
+
+    Args:
+        buffers: of its operations.
+        samples: of the pass.
+        than: of the other one.
+        in_order: see ``bytes_at``.
+    """
+    then, there = (bytes_at(buffers, n, in_order=in_order) for n in (samples, than))
+    return max(0, then - there)

@@ -205,11 +205,8 @@ class MemoryModel:
         high = needed * (1 + (_STATIC_LOOPS if self.loops else _STATIC))
         if self.in_order:
             high = min(high, needed * (1 + _STATIC_IN_ORDER) + _WORKSPACE)
-        rest += self._buffer_bytes(size)
+        rest += convolutions.bytes_at(self.buffers, size, in_order=self.in_order)
         return Peak(bytes=int(rest + needed), high_bytes=int(rest + high))
-
-    def _buffer_bytes(self, size: int) -> int:
-        return convolutions.bytes_at(self.buffers, size, in_order=self.in_order)
 
     def _between(self, size: int, below: Point, above: Point, rest: int) -> Peak:
         """Between two sizes that ran."""
@@ -238,7 +235,7 @@ class MemoryModel:
         elif len(points) == 1:
             slopes.append((peak - rest) / ran)
         rise = max(slopes) * (size - ran)
-        peak += max(0, self._buffer_bytes(size) - self._buffer_bytes(ran))
+        peak += convolutions.more_bytes(self.buffers, size, ran, in_order=self.in_order)
         sure = peak * (1 + _SAME[self.in_order])
         return Peak(
             bytes=int(peak + rise),

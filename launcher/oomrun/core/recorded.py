@@ -177,11 +177,7 @@ class Recorded:
     def _more_buffer(self, size: int, than: int) -> int:
         """By how much the buffers of a size are larger than those of another one."""
         ordered = self.spread == IN_ORDER
-        then, there = (
-            convolutions.bytes_at(self.buffers, samples, in_order=ordered)
-            for samples in (size, than)
-        )
-        return max(0, then - there)
+        return convolutions.more_bytes(self.buffers, size, than, in_order=ordered)
 
     def _pool_at(self, size: int) -> int:
         return allocations.least_pool(self._at_size(size))
