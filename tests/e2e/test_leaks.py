@@ -76,9 +76,9 @@ def test_a_leak_is_seen_before_memory_runs_out(tmp_path: Path) -> None:
     assert status["step"] == 300
     assert job.events(ev.Restored)[-1].lost_steps == 0
     assert "memory leak" in job.said()
-    # What a step needs, not what had been kept by then.
+    # What a step needs, not what had been kept by then, nor later until the end.
     state = replay(job.events())
-    assert max(state.measured.values()) < 100 * 2**20
+    assert max(state.measured.values()) < 20 * 2**20
 
     plain = tmp_path / "plain"
     plain.mkdir()

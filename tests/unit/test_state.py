@@ -172,6 +172,29 @@ def test_what_a_leak_took_is_no_step_s_need() -> None:
     assert replay([*ran_out, attempt(2)]).last_leak is None
 
 
+def test_nor_is_what_it_takes_in_later_attempts() -> None:
+    def steps(in_use: int, peak: int, device: str = "cpu:0") -> ev.Progressed:
+        read = ev.DeviceMemory(device=device, in_use_bytes=in_use, peak_bytes=peak)
+        return replace(progress(micro=64), memory=(read,))
+
+    leaked = replay([started(), attempt(), steps(80, 90), leak(grown=60)])
+    assert (leaked.measured, leaked.at_rest) == ({64: 30}, {"cpu:0": 20})
+    again = leaked.after(attempt(2))
+    for event, most in (
+        (steps(20, 31), 31),
+        (steps(70, 80), 31),
+        (steps(70, 95), 45),
+        # Less is in use than before: nothing is kept.
+        (steps(10, 50), 50),
+        (steps(70, 71, "cpu:1"), 71),
+    ):
+        again = again.after(event)
+        assert again.measured == {64: most}
+    # A second leak keeps the lower level of the two.
+    assert again.after(steps(80, 90)).after(leak(grown=70)).at_rest == {"cpu:0": 10}
+    assert again.after(steps(80, 90)).after(leak(grown=40)).at_rest == {"cpu:0": 20}
+
+
 def test_what_the_host_lost_was_no_device_s() -> None:
     on_host = replace(leak(grown=60), device="host")
     state = replay([started(), attempt(), progress(micro=64, peak=90), on_host])

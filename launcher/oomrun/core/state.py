@@ -58,6 +58,8 @@ class JobState:
         shares: what each device does of a global batch, in a group of workers.
         measured: peak bytes by micro-batch size, the highest of all devices, of the
             model of the current fit.
+        at_rest: bytes in use between steps before anything was kept, of each device
+            that a leak of this model was found on.
         recorded: the least pool that has room for a step, by micro-batch size, of those
             whose allocations were recorded.
         predictions: the peaks that were predicted, by micro-batch size.
@@ -126,6 +128,7 @@ class JobState:
     state_bytes: int | None = None
     profile_key: str | None = None
     measured: Mapping[int, int] = field(default_factory=dict)
+    at_rest: Mapping[str, int] = field(default_factory=dict)
     recorded: Mapping[int, int] = field(default_factory=dict)
     predictions: Mapping[int, memory.Peak] = field(default_factory=dict)
     composition: ev.StateMeasured | None = None
@@ -316,11 +319,6 @@ def _attempt_started(state: JobState, event: ev.AttemptStarted) -> JobState:
 
 
 def _progressed(state: JobState, event: ev.Progressed) -> JobState:
-    measured = state.measured
-    known = [d.peak_bytes for d in event.memory if d.peak_bytes is not None]
-    if known:
-        size = event.micro_batch_size
-        measured = state_memory.measured(state, size, max(known))
     moved = event.step > state.last_training_step
     used = {**state.budget_used, "crash": 0} if moved else state.budget_used
     return replace(
@@ -338,7 +336,7 @@ def _progressed(state: JobState, event: ev.Progressed) -> JobState:
         micro_batch_size=event.micro_batch_size,
         memory={**state.memory, **{d.device: d for d in event.memory}},
         peaks=state_memory.peaks(state, event.memory),
-        measured=measured,
+        measured=state_memory.trained(state, event),
         last_training_step=max(state.last_training_step, event.step),
         # An attempt that found no checkpoint began below where the last one was.
         step_at_attempt_start=max(

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = [
     "device_ids", "devices_left_out", "leak_found", "levers_changed", "limits_of",
     "measured", "micro_batch_changed", "micro_batch_planned", "on_devices",
-    "out_of_memory", "peaks", "planned_limit_bytes", "probed", "unreported_oom",
+    "out_of_memory", "peaks", "planned_limit_bytes", "probed", "trained",
+    "unreported_oom",
 ]  # fmt: skip
 
 _OOM_CAUSES = frozenset({"device_oom", "host_oom"})
@@ -51,6 +52,29 @@ def measured(state: JobState, size: int, peak_bytes: int) -> Mapping[int, int]:
     """The peaks by micro-batch size, with one more seen."""
     highest = max(state.measured.get(size, 0), peak_bytes)
     return {**state.measured, size: highest}
+
+
+def trained(state: JobState, event: ev.Progressed) -> Mapping[int, int]:
+    """The peaks by micro-batch size, with that of the last steps.
+
+    What a leak keeps is no step's need, from when on it is known that there is one.
+    """
+    took = [
+        device.peak_bytes - _kept_bytes(state, device)
+        for device in event.memory
+        if device.peak_bytes is not None
+    ]
+    if not took:
+        return state.measured
+    return measured(state, event.micro_batch_size, max(1, *took))
+
+
+def _kept_bytes(state: JobState, device: ev.DeviceMemory) -> int:
+    """What a leak that is known of holds of the device now."""
+    at_rest = state.at_rest.get(device.device)
+    if at_rest is None or device.in_use_bytes is None:
+        return 0
+    return max(0, device.in_use_bytes - at_rest)
 
 
 def micro_batch_planned(state: JobState, event: ev.MicroBatchPlanned) -> JobState:
@@ -135,6 +159,7 @@ def fit_started(state: JobState, event: ev.FitStarted) -> JobState:
         state,
         state="training",
         measured={} if other else state.measured,
+        at_rest={} if other else state.at_rest,
         recorded={} if other else state.recorded,
         predictions={} if other else state.predictions,
         composition=None if other else state.composition,
@@ -170,10 +195,21 @@ def leak_found(state: JobState, event: ev.LeakFound) -> JobState:
     return replace(
         state,
         last_leak=event,
+        at_rest=_at_rest(state, event),
         measured=measured,
         # It had run: had nothing grown, it would run on.
         micro_batch_failed=None if failed in measured else failed,
     )
+
+
+def _at_rest(state: JobState, leak: ev.LeakFound) -> Mapping[str, int]:
+    """``JobState.at_rest`` with what was in use before ``leak`` had kept anything."""
+    name, known = leak.device, state.at_rest
+    device = state.memory.get(name)
+    if device is None or device.in_use_bytes is None:
+        return known
+    begun = max(0, device.in_use_bytes - leak.grown_bytes)
+    return {**known, name: min(begun, known.get(name, begun))}
 
 
 def levers_changed(state: JobState, event: ev.DecisionMade) -> JobState:
@@ -193,6 +229,7 @@ def levers_changed(state: JobState, event: ev.DecisionMade) -> JobState:
         ran_before_lever=max(state.measured, default=0),
         failed_before_lever=state.micro_batch_failed,
         measured={},
+        at_rest={},
         recorded={},
         predictions={},
         micro_batch_failed=failed,

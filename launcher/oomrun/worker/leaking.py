@@ -93,6 +93,7 @@ class _Place(Protocol):
     """Where memory is looked at."""
 
     name: str
+    at_once: int  # samples, of which none waits for ``every_s``
     every_s: float
 
     def read(self) -> _Reading | None:
@@ -102,8 +103,9 @@ class _Place(Protocol):
 class _OnDevice:
     """The first device of this worker."""
 
-    # Reading costs some 10 us. A fast leak is seen only in samples that lie close.
-    every_s = 0.02
+    # Reading costs some 10 us. A fast leak is seen only in samples that lie close: one
+    # of each step, however short, until it would have filled memory.
+    at_once, every_s = 64, 0.02
 
     def __init__(self, launch: Launch) -> None:
         self._plan = launch.plan
@@ -122,7 +124,7 @@ class _OnHost:
     """What this process holds of the host's memory."""
 
     name = HOST_ID
-    every_s = 0.2
+    at_once, every_s = 0, 0.2
     # What may still be taken costs a look into some files, and changes slowly.
     _LOOK_EVERY_S = 1.0
 
@@ -155,7 +157,7 @@ class _Watch:
     def begin(self) -> None:
         """Forgets all."""
         self._growth = Growth()
-        self._sampled_at = 0.0
+        self._sampled_at, self._samples = 0.0, 0
         self._step, self._stride = 0, 1
         self._first: int | None = None
         self._in_use = self._highest = self._budget = 0
@@ -165,7 +167,10 @@ class _Watch:
     def after_step(self, step: int, to_come: int | None) -> ev.LeakFound | None:
         """As of ``LeakWatch``."""
         now = time.monotonic()
-        if now - self._sampled_at < self._place.every_s or not self._sample(step):
+        waiting = now - self._sampled_at < self._place.every_s
+        if waiting and self._samples >= self._place.at_once:
+            return None
+        if not self._sample(step):
             return None
         self._sampled_at = now
         # Each look costs some ms: not again before it has grown.
@@ -242,6 +247,7 @@ class _Watch:
             self._first = in_use
         else:
             self._stride = max(1, step - self._step)
+        self._samples += 1
         self._step, self._in_use = step, in_use
         self._transient = max(self._transient, found.transient)
         self._recent.append(in_use)
