@@ -73,10 +73,11 @@ def _set_up(
 ) -> Session:
     import tensorflow as tf
 
-    from oomrun.worker import devices, pool
+    from oomrun.worker import devices, pool, read_ahead
 
     devices.set_up(settings.plan)
     pool.gather_on_first_use()
+    read_ahead.bound()
     import keras
 
     if keras.backend.backend() != "tensorflow":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oomrun.worker.encoding import Arrays
+from oomrun.worker.validation import Validation
 
 __all__ = ["FitCall"]
 
@@ -23,6 +24,7 @@ class FitCall:
             which variables the model has.
         epoch, batches: epochs done, and batches done in the current one.
         entered: the batch at which the current epoch was entered, None if at its first.
+        validation: what it will validate with, where that stays on the device.
         loop: where it is a custom loop, gives what is to be saved of the loop itself.
         key: says what is trained, by a batch, see ``model_key``; None where it cannot.
     """
@@ -35,6 +37,7 @@ class FitCall:
     saved: tuple[dict[str, Any], Arrays] | None = None
     pending: tuple[dict[str, Any], Arrays] | None = None
     iterator: Any = None
+    validation: Validation | None = None
     callbacks: list[Any] = field(default_factory=list)
     epoch: int = 0
     batches: int = 0

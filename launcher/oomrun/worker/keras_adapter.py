@@ -26,6 +26,7 @@ from oomrun.worker import (
     measuring,
     optimizers,
     randomness,
+    validation,
 )
 from oomrun.worker.engine import drawing, models, slicing
 from oomrun.worker.engine.evaluation import TestFunction
@@ -94,6 +95,8 @@ def _fit(session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
             arguments["callbacks"] = fit_callback.with_ours(
                 session, call, arguments["callbacks"]
             )
+            if call.managed:
+                call.validation = validation.foreseen(arguments)
             history = original(*bound.args, **bound.kwargs)
             session.end_fit(call, history)
             return history
@@ -208,11 +211,16 @@ def _hook_epoch_iterator(session: Session) -> None:
 
     def make(*args: Any, **kwargs: Any) -> Any:
         call = session.fit
-        if call is None or call.iterator is not None:
-            return original(*args, **kwargs)  # evaluate, predict, validation
+        if call is None:
+            return original(*args, **kwargs)  # evaluate, predict
+        if call.iterator is not None:  # the same in a callback, validation
+            found = call.validation.take(kwargs) if call.validation else None
+            return found or original(*args, **kwargs)
         seed = randomness.EpochSeed(session.launch.seed, call.number)
         call.iterator = EpochIterator(*args, epoch_seed=seed, **kwargs)
         _check_batch_size(session, call.iterator.batch_size)
+        if call.validation is not None:
+            call.validation.make(original, kwargs)
         return call.iterator
 
     keras_trainer.TFEpochIterator = make
