@@ -23,7 +23,11 @@ _PACKAGE = Path(oomrun.__file__).parent
 _WORKER = _PACKAGE / "worker"
 
 #: What decides whether a micro-batch runs.
-TRUTH = (_WORKER / "engine", _WORKER / "pool.py", Path(__file__).parents[1] / "zoo")
+TRUTH = (
+    _WORKER / "engine",
+    *(_WORKER / f"{name}.py" for name in ("places", "pool", "position", "read_ahead")),
+    Path(__file__).parents[1] / "zoo",
+)
 #: What decides which one is planned, and what it is predicted to need.
 PLANS = (
     *TRUTH,

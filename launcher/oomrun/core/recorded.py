@@ -35,6 +35,8 @@ _OF_POOL = 0.99
 #: So much of it may be taken by a step's pieces, with the holes between them, where
 #: what it has in use is within the budget.
 _RAN_IN = 0.95
+#: The same where each step finds the pool as the trial did.
+_RAN_ALIKE = 0.98
 #: So often a smaller size is looked for that is not crowded.
 _TIMES = 6
 #: A smaller size that took so much more than a larger one did not take it by chance.
@@ -65,10 +67,11 @@ class Recorded:
             none is at hand, as where an earlier run has recorded.
         spread: how far upper ends lie above it, as a fraction of it.
         pool_bytes: of the device's pool, where it is known.
-        batch_bytes: of a batch of the data, where they lie in it.
+        batch_bytes: of a batch of the data that is read into it while a step runs; 0:
+            all that are there were read before.
         rows: of a batch; a step of fewer samples a pass is taken in parts.
         in_parts: whether ``best`` was.
-        reads_into_pool: whether batches of the data are read into it while a step runs.
+        reads_into_pool: whether batches of the data lie in it.
         buffers: that larger sizes than ``best`` take.
     """
 
@@ -122,7 +125,7 @@ class Recorded:
         most = budget_bytes
         # What one tells of the others has been seen to hold.
         if tried and len(self.pools) > 1:
-            most = max(most, int(self.pool_bytes * _RAN_IN))
+            most = max(most, int(self.pool_bytes * self._ran_in))
         if in_use > budget_bytes or not self._pool_within(then, most):
             return False
         then = allocations.with_more(then, self.batch_bytes)
@@ -166,7 +169,12 @@ class Recorded:
         least = self.pools.get(size)
         if peak is None or least is None or self.pool_bytes is None:
             return False
-        return peak <= budget_bytes and least <= self.pool_bytes * _RAN_IN
+        return peak <= budget_bytes and least <= self.pool_bytes * self._ran_in
+
+    @property
+    def _ran_in(self) -> float:
+        alike = self.reads_into_pool and not self.batch_bytes
+        return _RAN_ALIKE if alike else _RAN_IN
 
     def _at_size(self, size: int) -> Recording:
         """What a step of another size asks for."""

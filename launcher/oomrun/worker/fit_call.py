@@ -25,6 +25,7 @@ class FitCall:
         epoch, batches: epochs done, and batches done in the current one.
         entered: the batch at which the current epoch was entered, None if at its first.
         validation: what it will validate with, where that stays on the device.
+        places: what keeps the places of its batches apart; None while there are none.
         loop: where it is a custom loop, gives what is to be saved of the loop itself.
         key: says what is trained, by a batch, see ``model_key``; None where it cannot.
     """
@@ -38,6 +39,7 @@ class FitCall:
     pending: tuple[dict[str, Any], Arrays] | None = None
     iterator: Any = None
     validation: Validation | None = None
+    places: list[Any] | None = None
     callbacks: list[Any] = field(default_factory=list)
     epoch: int = 0
     batches: int = 0
@@ -46,6 +48,11 @@ class FitCall:
     managed: bool = True
     loop: Callable[[], dict[str, Any]] | None = None
     key: Callable[[Any], str | None] | None = None
+
+    @property
+    def waits_for_data(self) -> bool:
+        """Whether no batch comes to lie on the device while a step runs."""
+        return bool(getattr(self.iterator, "waits_for_data", False))
 
     @property
     def steps_to_come(self) -> int | None:

@@ -17,7 +17,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.tensorflow import trainer as keras_trainer
+from keras.src.trainers import data_adapters
 
+from oomrun.worker import pool, read_ahead
 from oomrun.worker.randomness import EpochSeed
 
 __all__ = ["DataEndedError", "EpochIterator", "Position", "fingerprint"]
@@ -57,6 +59,8 @@ def fingerprint(data: Any) -> str:
 class EpochIterator(keras_trainer.TFEpochIterator):  # type: ignore[misc]
     """Keras's epoch iterator, with an entrance in mid-epoch."""
 
+    _distributed_dataset: Any
+
     def __init__(self, *args: Any, epoch_seed: EpochSeed, **kwargs: Any) -> None:
         self._epoch_seed = epoch_seed
         self._epochs_begun = 0
@@ -67,6 +71,20 @@ class EpochIterator(keras_trainer.TFEpochIterator):  # type: ignore[misc]
         epoch_seed.building(
             lambda: super(EpochIterator, self).__init__(*args, **kwargs)
         )
+        if self._over_arrays:
+            self._distributed_dataset = read_ahead.least(self._distributed_dataset)
+
+    @property
+    def _over_arrays(self) -> bool:
+        adapter, dataset = self.data_adapter, self._distributed_dataset
+        arrays = isinstance(adapter, data_adapters.ArrayDataAdapter)
+        return arrays and isinstance(dataset, tf.data.Dataset)
+
+    @property
+    def waits_for_data(self) -> bool:
+        """Whether no batch is read while a step runs, but before it begins."""
+        limited = pool.limit_bytes() is not None
+        return limited and self._over_arrays and self.steps_per_epoch is None
 
     @property
     def element_spec(self) -> Any:

@@ -125,12 +125,6 @@ class Prober:
         sizes = self._session.micro_batches
         rest, batch_bytes = self._at_rest_bytes(), 0
         limit_bytes = pool.limit_bytes()
-        if limit_bytes is not None:
-            # The data lie in the same memory. Measured: in some steps of a training
-            # there is a batch or two more of them than there was in a trial. What else
-            # the headroom is for seldom comes at the same time.
-            headroom = max(0, limit_bytes - sizes.budget_bytes)
-            batch_bytes = max(0, slicing.bytes_of(data) - headroom // 2)
         by_xla = self._function.by_xla
         # XLA compiles each size, for as long as a minute.
         trials = TRIALS_BY_XLA if by_xla else TRIALS
@@ -139,11 +133,18 @@ class Prober:
         else:
             self.graph.ask(data, samples)
         from_graph, suits = self.graph.guess, self.graph.suits
+        arrives_bytes = self._arrives_bytes(data, suits)
+        if limit_bytes is not None:
+            # The data lie in the same memory. Measured: in some steps of a training
+            # there is a batch or two more of them than there was in a trial. What else
+            # the headroom is for seldom comes at the same time.
+            headroom = max(0, limit_bytes - sizes.budget_bytes)
+            batch_bytes = max(0, arrives_bytes - headroom // 2)
         self._recordings.buffers = self.graph.buffers
         if not from_graph and not sizes.measured:
             return None  # trials from nothing would end far below what fits
         self._recordings.spread = IN_ORDER if suits else AS_IT_HAPPENS
-        self._recordings.batch_bytes = slicing.bytes_of(data)
+        self._recordings.batch_bytes = arrives_bytes
         remembered = bool(sizes.measured)
         unproven: set[int] = set()  # sizes that no step in parts was taken at
         while True:
@@ -253,6 +254,15 @@ class Prober:
         self.graph.samples_grew(samples, max(known, default=0), larger)
         self._recordings.end()
         sizes.samples_grew()
+
+    def _arrives_bytes(self, data: Any, in_order: bool) -> int:
+        """Of the batch that is read while a step runs; 0: it was read before.
+
+        Where operations run as it happens, as much is left to chance in the step.
+        """
+        call = self._session.fit
+        waits = in_order and call is not None and call.waits_for_data
+        return 0 if waits else int(slicing.bytes_of(data))
 
     def _at_rest_bytes(self) -> int:
         """In use before a step, with the gradients that every step holds."""

@@ -49,7 +49,7 @@ class Recordings:
         crowded: the smallest size that ran, but would not wherever the next batches may
             come to lie.
         spread: see ``Recorded``.
-        batch_bytes: of a batch of the data.
+        batch_bytes: see ``Recorded``.
         buffers: that operations take on a CPU, from some size on.
     """
 

@@ -223,6 +223,10 @@ class Session:
         self._due = self._due or self._why_save(self.step + 1)
         self._last = data
 
+    def let_batch_go(self) -> None:
+        """Until the next batch is trained nothing is saved that is told of the last."""
+        self._last = None
+
     def due_after_step(self) -> None:
         """As ``before_step``, for a step whose batch we never see."""
         self._due = self._due or self._why_save(self.step + 1)

@@ -18,7 +18,9 @@ from oomrun.worker import announcing, building, caveats, checkpointing, measurin
 from oomrun.worker.engine import returning, slicing, step
 from oomrun.worker.engine.separability import Separability
 from oomrun.worker.engine.shared_step import SharedStep
+from oomrun.worker.fit_call import FitCall
 from oomrun.worker.mirroring import Mirroring
+from oomrun.worker.read_ahead import Ahead
 from oomrun.worker.recovery import MicroBatches
 from oomrun.worker.searching import Search
 from oomrun.worker.session import Session
@@ -56,23 +58,37 @@ class TrainFunction:
         self._sharing: Sharing | Mirroring | None = None
         self._said = False
         self._search = Search(session)
+        self._ahead = Ahead()
 
     def __call__(self, iterator: Any) -> Any:
         logs = None
         steps = range(self._model.steps_per_execution)
         call = self._session.fit
-        if call is not None and call.model is self._model:
+        if call is None or call.model is not self._model:
+            call = None
+        else:
             steps = call.iterator.steps_due()
         for _ in steps:
             try:
-                data = next(iterator)
+                data = self._next(iterator, call)
             except (StopIteration, tf.errors.OutOfRangeError):
                 if logs is None:
                     self._end_of_data(iterator)
                     raise StopIteration from None
                 break
-            logs = returning.aside(self._step(slicing.as_tensors(data)))
+            logs = returning.aside(self._step(data))
+            del data  # before the next one is read
         return logs
+
+    def _next(self, iterator: Any, call: FitCall | None) -> Any:
+        """The next batch, once those that are read ahead of it lie in their places."""
+        if call is None or not call.waits_for_data:
+            return slicing.as_tensors(next(iterator))
+        self._session.let_batch_go()
+        self._ahead.before_batch(call)
+        data = slicing.as_tensors(next(iterator))
+        self._ahead.wait(call, slicing.bytes_of(data))
+        return data
 
     def _end_of_data(self, iterator: Any) -> None:
         """What Keras does where it finds out that the data has ended.
