@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["keep_apart"]
+__all__ = ["LARGE", "keep_apart"]
 
-# As the allocator counts; smaller tensors find room among others.
-_GRAIN, _LARGE = 256, 2**18
+#: Bytes; smaller tensors find room among others.
+LARGE = 2**18
+_GRAIN = 256  # as the allocator counts
 # Sizes of what keeps places apart, and how many free pieces of each may be elsewhere.
 _KEEPERS = {256: 256, 2**12: 256, 2**15: 64, 2**18: 16}
 
@@ -39,7 +40,7 @@ def keep_apart(spec: Any, rows: int, batches: int, free_bytes: int) -> list[Any]
         What keeps them apart, for as long as it is held.
     """
     sizes = [_bytes(leaf, rows) for leaf in tf.nest.flatten(spec)]
-    sizes = [size for size in sizes if size >= _LARGE]
+    sizes = [size for size in sizes if size >= LARGE]
     keepers = sum(size * tries for size, tries in _KEEPERS.items())
     if batches * sum(sizes) + keepers > free_bytes:
         return []

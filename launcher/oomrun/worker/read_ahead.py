@@ -7,8 +7,8 @@ long after it was planned what fits. Measured: of batches of 8 MiB, four lay in 
 at first and nine some steps later. So all buffers of a pipeline have a budget. The
 elements and their order are the same.
 
-Batches of arrays are copied in milliseconds. Of them as few are read ahead as can be,
-and a step waits until they lie there: one that is read while a step runs is given a
+Batches of arrays are copied in milliseconds. Of large ones as few are read ahead as can
+be, and a step waits until they lie there: one that is read while a step runs is given a
 place in the midst of what its tensors come and go from, and may leave the next step no
 room (``core/reading_ahead.py``).
 
@@ -80,7 +80,7 @@ def least(dataset: Any) -> Any:
     if pool.limit_bytes() is None:
         return dataset
     options = tf.data.Options()
-    options.autotune.ram_budget = 1
+    options.autotune.ram_budget = places.LARGE
     options.autotune.initial_parallelism = 1
     return dataset.with_options(options)
 
@@ -108,7 +108,7 @@ class Ahead:
             call: the fit.
             batch_bytes: of the batch that was pulled.
         """
-        if self._rest is None:
+        if self._rest is None or batch_bytes < places.LARGE:
             return
         rows = call.iterator.rows_of_batch
         last = min(call.batches + _AHEAD, call.iterator.num_batches - 1)
