@@ -57,8 +57,7 @@ class Session:
         self.micro_batches = MicroBatches(launch, channel)
         self.leaks = LeakWatch(launch, group.size if group else 1)
         self.fit: FitCall | None = None
-        self.step = self.samples = 0
-        self._fits = 0
+        self.step = self.samples = self._fits = 0
         self._window = announcing.Window()
         self._loss: float | None = None
         self._batch = 0
