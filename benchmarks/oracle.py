@@ -248,10 +248,11 @@ def in_a_process(case: Case, micro: int, steps: int) -> Outcome:
     except EOFError:
         process.join()
         code = process.exitcode
-        ended = "oom" if code == _RESTART else "died"
-        return Outcome(
-            micro=micro, wanted=steps, ended=ended, message=f"exit code {code}"
-        )
+        if code != _RESTART:
+            raise TrialError(
+                f"{case.key} at micro-batch {micro}: its process ended with {code}"
+            ) from None
+        return Outcome(micro=micro, wanted=steps, ended="oom", message=f"exit {code}")
     finally:
         process.join()
         ours.close()

@@ -29,7 +29,7 @@ class Outcome:
 
     Attributes:
         wanted: steps that it was to take.
-        ended: ran, oom, died (the process) or hung.
+        ended: ran, oom or hung.
         state_bytes: of the weights, the optimizer's and the metrics' variables.
         batch_bytes: of one global batch.
         rests: bytes in use as each step begins: the state, and data that were read.

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,30 @@ def row(largest: int | None = 100, **changed: object) -> prediction.Compared:
     run = dataclasses.replace(RAN, **changed)  # type: ignore[arg-type]
     truth = None if largest is None else Truth(CASE, largest, ())
     return prediction.compare(CASE, 512, run, truth)
+
+
+# -- the oracle ------------------------------------------------------------------------
+
+# A script without a guard: each of its processes asks again, and dies of it.
+UNGUARDED = """
+from benchmarks.oracle import in_a_process
+from benchmarks.zoo.outcome import Case
+
+case = Case(entry="dense", optimizer="adam", xla=False, limit_mib=60)
+print(in_a_process(case, 8, 1))
+"""
+
+
+def test_a_trial_whose_process_dies_says_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "ask.py"
+    script.write_text(UNGUARDED)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    asked = subprocess.run(
+        [sys.executable, script], env=env, capture_output=True, text=True, check=False
+    )
+    assert asked.returncode == 1
+    assert "TrialError: dense/adam/plain/60 at micro-batch 8" in asked.stderr
+    assert "Outcome" not in asked.stdout
 
 
 # -- prediction ------------------------------------------------------------------------
