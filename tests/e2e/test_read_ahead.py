@@ -70,7 +70,6 @@ WAITS = """
 import time
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow import trainer
 from oomrun.worker.fit_call import FitCall
 from oomrun.worker.position import EpochIterator
 from oomrun.worker.randomness import EpochSeed
@@ -99,7 +98,6 @@ assert iterator.waits_for_data
 iterator._distributed_dataset = tf.data.Dataset.range(5).map(slow).prefetch(2)
 call = FitCall(number=1, fingerprint={}, model=None, iterator=iterator)
 ahead = Ahead()
-begun = in_use()
 for call.batches, (*_, pulled) in enumerate(iterator):
     ahead.before_batch(call)
     if call.batches == 0:
