@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras import layers
 
 from oomrun.worker import checkpointing
-from oomrun.worker.engine import models, slicing, snapshot, step
+from oomrun.worker.engine import models, slicing, step
 from oomrun.worker.engine.gradients import GradientSum
 from oomrun.worker.engine.rows import Rows
 
@@ -492,121 +492,6 @@ def test_ragged_and_sparse_batches_are_cut() -> None:
     assert (found[2], float(found[3])) == (None, 1.0)
     with pytest.raises(ValueError, match="no tensor"):
         slicing.batch_size((tf.constant(1.0),))
-
-
-# --- a step that fails ----------------------------------------------------------------
-
-
-class Fails(layers.Layer):
-    """Runs out of memory where ``armed`` is set, in its gradient.
-
-    The exhaustion is raised by an operation, at once: TensorFlow's own allocators wait
-    10 s before they give up (``tests/e2e/test_recovery.py`` does).
-    """
-
-    armed: Any = None
-    where = "gradients"
-
-    def call(self, x: Any) -> Any:
-        armed = Fails.armed
-
-        @tf.custom_gradient  # type: ignore[untyped-decorator]
-        def through(value: Any) -> Any:
-            def gradient(upstream: Any) -> Any:
-                return upstream + _fail(armed, upstream.dtype)
-
-            return tf.identity(value), gradient
-
-        return through(x) if Fails.where == "gradients" else x
-
-
-def _fail(armed: Any, dtype: Any) -> Any:
-    """0, or a ResourceExhaustedError."""
-
-    def allocate(failing: Any) -> Any:
-        if failing:
-            raise MemoryError("OOM when allocating tensor")
-        return np.zeros((), dtype.as_numpy_dtype)
-
-    found = tf.numpy_function(allocate, [armed], dtype)
-    found.set_shape(())
-    return found
-
-
-class FailingSgd(keras.optimizers.SGD):  # type: ignore[misc]
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        if Fails.where == "apply":
-            gradient = gradient + _fail(Fails.armed, gradient.dtype)
-        super().update_step(gradient, variable, learning_rate)
-
-
-def statistics() -> Any:
-    model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            layers.Dense(5),
-            layers.BatchNormalization(),
-            layers.Dropout(0.5),
-            Fails(),
-            layers.Dense(2),
-        ]
-    )
-    model.compile(FailingSgd(0.1, momentum=0.9), "mse", metrics=["mae"])
-    return model
-
-
-@pytest.mark.parametrize("micro", [BATCH, 2])
-def test_a_step_that_failed_before_the_line_is_undone(micro: int) -> None:
-    Fails.where, Fails.armed = "gradients", tf.Variable(False)
-    data = slicing.as_tensors(FLAT[0])
-    model = built(statistics, FLAT[0])
-    function = step.StepFunction(model)
-    function.run(data, BATCH, micro)
-    before = state(model)
-    Fails.armed.assign(True)
-    with pytest.raises(tf.errors.ResourceExhaustedError):
-        function.run(data, BATCH, micro)
-    assert not function.applying
-    assert function.snapshot.possible
-    function.snapshot.restore()
-    for variable, a, b in zip(
-        checkpointing.training_variables(model), state(model), before, strict=True
-    ):
-        assert a.tobytes() == b.tobytes(), variable.path
-    # Taken again, it is the step that it would have been.
-    Fails.armed.assign(False)
-    function.run(data, BATCH, micro)
-    again = state(model)
-    fresh = built(statistics, FLAT[0])
-    function = step.StepFunction(fresh)
-    function.run(data, BATCH, micro)
-    function.run(data, BATCH, micro)
-    for a, b in zip(again, state(fresh), strict=True):
-        assert a.tobytes() == b.tobytes()
-
-
-@pytest.mark.parametrize("micro", [BATCH, 2])
-def test_a_step_that_failed_behind_the_line_says_so(micro: int) -> None:
-    Fails.where, Fails.armed = "apply", tf.Variable(False)
-    data = slicing.as_tensors(FLAT[0])
-    model = built(statistics, FLAT[0])
-    function = step.StepFunction(model)
-    function.run(data, BATCH, micro)
-    assert function.applying  # the last thing it did
-    Fails.armed.assign(True)
-    with pytest.raises(tf.errors.ResourceExhaustedError):
-        function.run(data, BATCH, micro)
-    assert function.applying
-
-
-def test_what_a_pass_may_change_is_all_that_is_copied() -> None:
-    model = built(statistics, FLAT[0])
-    model.layers[0].trainable = False
-    found = {v.path.split("/", 1)[-1] for v in snapshot.mutable_variables(model)}
-    names = {name.rsplit("/", 1)[-1] for name in found}
-    assert {"moving_mean", "moving_variance", "seed_generator_state"} <= names
-    assert {"total", "count"} <= names
-    assert not {"kernel", "bias", "gamma"} & names
 
 
 @pytest.mark.parametrize("places", [[[0, 2], [2, 1]], [[0, 2], [0, 2]]])

@@ -2,7 +2,8 @@
 
 Everything of the optimizer waits until all gradients are there and the line is
 crossed, also what depends on no gradient: its count of steps, for one, would otherwise
-advance in a step that then fails (docs/decisions/0007).
+advance in a step that then fails (docs/decisions/0007). And everything of the step
+waits until the line is set back and what undoes it is there (docs/decisions/0042).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from oomrun.worker.engine.snapshot import Snapshot
 
 __all__ = ["Line"]
 
@@ -36,9 +39,19 @@ class Line:
         """The crossings so far, for what in the step must come after them."""
         return self._variable.read_value()
 
-    def begin(self) -> None:
-        """Called in a graph or eagerly when a step begins."""
-        self._variable.assign(0)
+    def begin(self) -> Any:
+        """Sets the line back; the operation that does, where it is put into a graph."""
+        return self._variable.assign(0, read_value=False)
+
+    @contextlib.contextmanager
+    def ahead(self, snapshot: Snapshot) -> Iterator[None]:
+        """A step, of which nothing is run before it can be undone.
+
+        TensorFlow orders what uses one variable, and nothing else. An executor may come
+        to the line, or write a copy that it has read, when half of the step is done.
+        """
+        with tf.control_dependencies([self.begin(), *snapshot.take()]):
+            yield
 
     @contextlib.contextmanager
     def after(self, gradients: Sequence[Any]) -> Iterator[list[Any]]:

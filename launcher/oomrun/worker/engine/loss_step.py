@@ -155,19 +155,19 @@ class LossStep:
         return cut
 
     def _whole_step(self, data: Any) -> tf.Tensor:
-        self._begin()
-        with tf.GradientTape() as tape:
-            loss = loss_cutting.mean(self._loss(data), data)
-            scaled = self._optimizer.scale_loss(loss)
-        self._apply(tape.gradient(scaled, self._weights))
-        return loss
+        with self._ahead():
+            with tf.GradientTape() as tape:
+                loss = loss_cutting.mean(self._loss(data), data)
+                scaled = self._optimizer.scale_loss(loss)
+            self._apply(tape.gradient(scaled, self._weights))
+            return loss
 
     def _split_step(self, data: Any, micro_batch_size: tf.Tensor) -> tf.Tensor:
-        self._begin()
-        batch = cutting.Batch(data, micro_batch_size)
-        loss, _, gradients = self._passes(batch)
-        self._apply(gradients)
-        return loss
+        with self._ahead():
+            batch = cutting.Batch(data, micro_batch_size)
+            loss, _, gradients = self._passes(batch)
+            self._apply(gradients)
+            return loss
 
     def _passes(self, batch: cutting.Batch) -> tuple[tf.Tensor, list[Any], list[Any]]:
         """What the parts of ``batch`` add to the whole's loss, and to its gradients.
@@ -266,10 +266,10 @@ class LossStep:
         remaining = iter(sums)
         return [None if v is None else next(remaining) for v in divisors.values]
 
-    def _begin(self) -> None:
-        if self._undoable:
-            self.line.begin()
-            self.snapshot.take()
+    def _ahead(self) -> contextlib.AbstractContextManager[None]:
+        if not self._undoable:
+            return contextlib.nullcontext()
+        return self.line.ahead(self.snapshot)
 
     def _apply(self, gradients: list[Any]) -> None:
         if not self._undoable:

@@ -53,10 +53,16 @@ class Snapshot:
             for v in self._variables
         ]
 
-    def take(self) -> None:
-        """Copies the values; called inside a graph or eagerly, before a step."""
-        for variable, copy in zip(self._variables, self._copies, strict=True):
-            copy.assign(variable)
+    def take(self) -> list[Any]:
+        """Copies the values, inside a graph or eagerly, before a step.
+
+        Returns:
+            The operations that do, where they are put into a graph.
+        """
+        return [
+            copy.assign(variable, read_value=False)
+            for variable, copy in zip(self._variables, self._copies, strict=True)
+        ]
 
     def restore(self) -> None:
         """Puts the values of the last ``take`` back."""

@@ -350,7 +350,6 @@ class StepFunction:
         )
 
     def _whole_step(self, data: Any) -> Logs:
-        self._begin()
         on_apply: Callable[[Apply], None] = self._apply
         if self.by_xla:
             # All of it is one operation.
@@ -359,28 +358,25 @@ class StepFunction:
         def step(data: Any) -> Any:
             return cutting.whole_step(self._model, data, on_apply)
 
-        return self._by_xla(step)(data)  # type: ignore[no-any-return]
+        with self._line.ahead(self.snapshot):
+            return self._by_xla(step)(data)  # type: ignore[no-any-return]
 
     def _split_step(self, data: Any, micro_batch_size: tf.Tensor) -> Logs:
-        self._begin()
-        cut = self._how_to_cut
-        cutter = cutting.Cutter(
-            self._model,
-            self.snapshot,
-            compiled=executor.ordered if self._in_order else self._by_xla,
-            sums=cut.separability is Separability.SUM,
-        )
-        batch = cutting.Batch(data, micro_batch_size)
-        # It is not traced once more for what is known of it.
-        specs, seen = (self._cut_as or self)._seen
-        alike = seen is not None and specs == slicing.specs_of(data)
-        returned = cutter.step(batch, self._apply, found=seen if alike else None)
-        logs: Logs = returned.logs(cut.averaged)
-        return logs
-
-    def _begin(self) -> None:
-        self._line.begin()
-        self.snapshot.take()
+        with self._line.ahead(self.snapshot):
+            cut = self._how_to_cut
+            cutter = cutting.Cutter(
+                self._model,
+                self.snapshot,
+                compiled=executor.ordered if self._in_order else self._by_xla,
+                sums=cut.separability is Separability.SUM,
+            )
+            batch = cutting.Batch(data, micro_batch_size)
+            # It is not traced once more for what is known of it.
+            specs, seen = (self._cut_as or self)._seen
+            alike = seen is not None and specs == slicing.specs_of(data)
+            returned = cutter.step(batch, self._apply, found=seen if alike else None)
+            logs: Logs = returned.logs(cut.averaged)
+            return logs
 
     def _apply(self, call: Apply, gradients: Sequence[Any] | None = None) -> None:
         """Calls the optimizer behind the line, where nothing can be undone any more."""
