@@ -217,11 +217,10 @@ def test_a_buffer_counts_from_the_size_on_that_takes_it(
     told = (
         Recorded(pools=ran, best=step if ran else None, spread=0.02, buffers=buffers)
         if recorded
-        else Recorded()
+        else Recorded(buffers=buffers)
     )
     known = model(
         static={96: 96 * MIB}, measured=ran, in_order=True, recorded=told,
-        buffers=buffers,
     )  # fmt: skip
     below, above = known.predict(10), known.predict(11)
     assert below is not None

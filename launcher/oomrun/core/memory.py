@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from oomrun.core import convolutions
-from oomrun.core.convolutions import Buffer
 from oomrun.core.recorded import Recorded
 
 __all__ = ["MemoryModel", "Peak", "budget_bytes", "largest", "limit_grew", "peak_of"]
@@ -106,8 +105,8 @@ class MemoryModel:
         in_order: whether a step's operations run one at a time, so that its peak is
             always the same; otherwise their order is left to chance.
         loops: whether the graph has loops, as recurrent layers have.
-        recorded: what the allocations of steps have told, where they were recorded.
-        buffers: that operations take beside what the graph shows.
+        recorded: what the allocations of steps have told, where they were recorded,
+            and the buffers that operations take beside what the graph shows.
     """
 
     state_bytes: int | None = None
@@ -116,7 +115,6 @@ class MemoryModel:
     in_order: bool = False
     loops: bool = False
     recorded: Recorded = field(default_factory=Recorded)
-    buffers: Sequence[Buffer] = ()
 
     @property
     def needed(self) -> dict[int, int]:
@@ -205,7 +203,8 @@ class MemoryModel:
         high = needed * (1 + (_STATIC_LOOPS if self.loops else _STATIC))
         if self.in_order:
             high = min(high, needed * (1 + _STATIC_IN_ORDER) + _WORKSPACE)
-        rest += convolutions.bytes_at(self.buffers, size, in_order=self.in_order)
+        buffers = self.recorded.buffers
+        rest += convolutions.bytes_at(buffers, size, in_order=self.in_order)
         return Peak(bytes=int(rest + needed), high_bytes=int(rest + high))
 
     def _between(self, size: int, below: Point, above: Point, rest: int) -> Peak:
@@ -235,7 +234,8 @@ class MemoryModel:
         elif len(points) == 1:
             slopes.append((peak - rest) / ran)
         rise = max(slopes) * (size - ran)
-        peak += convolutions.more_bytes(self.buffers, size, ran, in_order=self.in_order)
+        buffers = self.recorded.buffers
+        peak += convolutions.more_bytes(buffers, size, ran, in_order=self.in_order)
         sure = peak * (1 + _SAME[self.in_order])
         return Peak(
             bytes=int(peak + rise),

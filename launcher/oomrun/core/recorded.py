@@ -72,7 +72,7 @@ class Recorded:
         rows: of a batch; a step of fewer samples a pass is taken in parts.
         in_parts: whether ``best`` was.
         reads_into_pool: whether batches of the data lie in it.
-        buffers: that larger sizes than ``best`` take.
+        buffers: that operations take from some size on, beside what graphs show.
     """
 
     pools: Mapping[int, int] = field(default_factory=dict)

@@ -159,7 +159,6 @@ class Prober:
                 recorded=self._recordings.known(
                     samples, sizes.recorded, sizes.measured
                 ),
-                buffers=self.graph.buffers,
             )
             self._known = known
             # What was recorded is with the data, as far as they are read ahead.

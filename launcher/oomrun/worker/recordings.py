@@ -93,7 +93,7 @@ class Recordings:
         # A peak may have what nobody needed in it.
         needed = {**measured, **(self._needed or earlier)}
         if not (rises_with_size(measured) or rises_with_size(needed)):
-            return Recorded()
+            return Recorded(buffers=self.buffers)
         return Recorded(
             pools=dict(self._pools or earlier),
             best=self.best,

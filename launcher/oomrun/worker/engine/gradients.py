@@ -1,10 +1,7 @@
 """The sum of gradients over micro-batches, as loop variables.
 
 A dense gradient is added up in place. A sparse one (of an embedding) is kept as the
-rows it consists of (``rows.py``), as it would be for the whole batch: Keras's
-optimizers square row by row, so that they cannot be added up before. But where each
-part has the very same rows (an embedding of positions) they are: the whole batch has
-each once.
+rows it consists of (``rows.py``).
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from oomrun.worker.engine.rows import Rows
+from oomrun.worker.engine import rows
 
 __all__ = ["GradientSum"]
 
@@ -38,8 +35,7 @@ class GradientSum:
     ) -> None:
         self._example = list(example)
         self._weights = list(weights)
-        self._passes = -(-samples // micro_batch_size)
-        self._rows = Rows(samples, micro_batch_size)
+        self._rows = rows.Rows(samples, micro_batch_size)
 
     def zeros(self) -> list[Any]:
         """The loop variables before the first part."""
@@ -47,11 +43,8 @@ class GradientSum:
         for gradient, weight in zip(self._example, self._weights, strict=True):
             if gradient is None:
                 continue
-            if _any_rows(gradient):
+            if isinstance(gradient, tf.IndexedSlices):
                 state.append(self._rows.begin(gradient))
-            elif isinstance(gradient, tf.IndexedSlices):
-                parts = (gradient.values, gradient.indices)
-                state.append(tuple(map(self._array, parts)))
             else:
                 state.append(self._zeros(weight.shape, gradient.dtype))
         return state
@@ -62,16 +55,7 @@ class GradientSum:
         Of a constant it makes two tensors before the first step, one of which stays,
         and dies of SIGSEGV where there is no room for them (measured).
         """
-        return tf.fill(shape, tf.cast(tf.minimum(self._passes, 0), dtype))
-
-    def _array(self, tensor: tf.Tensor) -> tf.TensorArray:
-        # Its shape is known also without a part: an empty share has none.
-        return tf.TensorArray(
-            tensor.dtype,
-            size=self._passes,
-            element_shape=tensor.shape,
-            infer_shape=False,
-        )
+        return tf.fill(shape, tf.cast(tf.minimum(self._rows.samples, 0), dtype))
 
     def add(
         self, state: Sequence[Any], index: tf.Tensor, gradients: Sequence[Any]
@@ -79,16 +63,11 @@ class GradientSum:
         """The loop variables after part ``index``, whose gradients are given."""
         old = iter(state)
         new: list[Any] = []
-        kinds = zip(gradients, self._example, self._weights, strict=True)
-        for gradient, example, weight in kinds:
+        for gradient, weight in zip(gradients, self._weights, strict=True):
             if gradient is None:
                 continue
-            if _any_rows(example):
+            if isinstance(gradient, tf.IndexedSlices):
                 new.append(self._rows.add(next(old), index, gradient))
-            elif isinstance(gradient, tf.IndexedSlices):
-                values, indices = next(old)
-                values = values.write(index, gradient.values)
-                new.append((values, indices.write(index, gradient.indices)))
             else:
                 # A reshape in the gradient's computation may have lost its shape.
                 new.append(next(old) + tf.ensure_shape(gradient, weight.shape))
@@ -102,36 +81,9 @@ class GradientSum:
             if example is None:
                 gradients.append(None)
             elif isinstance(example, tf.IndexedSlices):
-                joined = self._rows.result if _any_rows(example) else _joined
-                values, indices = joined(next(final))
-                shape = tf.constant(list(weight.shape), indices.dtype)
-                gradients.append(tf.IndexedSlices(values, indices, shape))
+                found = self._rows.result(next(final))
+                shape = tf.constant(list(weight.shape), found[1].dtype)
+                gradients.append(rows.joined(example, *found, shape))
             else:
                 gradients.append(next(final))
         return gradients
-
-
-def _any_rows(example: Any) -> bool:
-    """Whether it is a sparse one of as many rows as the part has samples, say."""
-    return (
-        isinstance(example, tf.IndexedSlices)
-        and example.indices.shape.num_elements() is None
-    )
-
-
-def _joined(
-    state: tuple[tf.TensorArray, tf.TensorArray],
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """The rows of all parts, as many in each, and the places they are for."""
-    values, indices = state
-    # Chance may have drawn them (negatives): then they differ.
-    places = indices.stack()
-    same = tf.logical_and(
-        tf.size(places) > 0, tf.reduce_all(tf.equal(places, places[:1]))
-    )
-    return (
-        tf.cond(
-            same, lambda: tf.reduce_sum(values.stack(), 0), lambda: values.concat()
-        ),
-        tf.cond(same, lambda: places[0], lambda: tf.reshape(places, [-1])),
-    )

@@ -13,11 +13,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from oomrun.worker.engine import rows
 from oomrun.worker.engine.mirror import Mirror, placed
 from oomrun.worker.engine.returning import Logs, flat, in_form
 from oomrun.worker.engine.snapshot import mutable_variables
 
-__all__ = ["change", "join_state", "logs", "sum_of_same_rows", "sums"]
+__all__ = ["change", "join_state", "logs", "sums"]
 
 
 def sums(examples: Sequence[Any], given: Sequence[Sequence[Any]]) -> list[Any]:
@@ -119,35 +120,4 @@ def _sum(example: Any, parts: Sequence[Any]) -> Any:
         return _add(parts)
     values = tf.concat([part.values for part in parts], 0)
     indices = tf.concat([part.indices for part in parts], 0)
-    places = example.indices.shape.num_elements()
-    if places is None:
-        return tf.IndexedSlices(values, indices, parts[0].dense_shape)
-    return sum_of_same_rows(values, indices, places, parts[0].dense_shape)
-
-
-def sum_of_same_rows(
-    values: tf.Tensor, indices: tf.Tensor, places: int, shape: tf.Tensor
-) -> tf.IndexedSlices:
-    """The sum, where each part has as many rows whatever its samples.
-
-    Where they are the very same ones (an embedding of positions) they are added up, as
-    in ``gradients.py``: Keras's optimizers square each row that they are given. A
-    device without samples has none.
-
-    Args:
-        values: the rows of all parts.
-        indices: where they belong.
-        places: how many a part has.
-        shape: of the weight.
-    """
-    by_part = tf.reshape(indices, [-1, places])
-    same = tf.logical_and(
-        tf.size(indices) > 0, tf.reduce_all(tf.equal(by_part, by_part[:1]))
-    )
-
-    def added() -> tuple[tf.Tensor, tf.Tensor]:
-        each = tf.reshape(values, tf.concat([[-1, places], tf.shape(values)[1:]], 0))
-        return tf.reduce_sum(each, 0), by_part[0]
-
-    found, rows = tf.cond(same, added, lambda: (values, indices))
-    return tf.IndexedSlices(found, rows, shape)
+    return rows.joined(example, values, indices, parts[0].dense_shape)

@@ -1,8 +1,8 @@
-"""The rows of a sparse gradient over all parts of a batch, as loop variables.
+"""The rows of a sparse gradient over all parts of a batch, as for the whole batch.
 
-Covers: one tensor with room for the rows of all parts, into which each part's are
-written where they belong. Does not cover: which gradients are kept so
-(``gradients.py``).
+Covers: one tensor with room for the rows of all parts, as a loop variable, into which
+each part's are written where they belong; which rows are added up. Does not cover:
+dense gradients (``gradients.py``).
 
 Kept apart and joined at the end, they would be there twice: what each part left, and
 all of it. A recommender that looks 50 items up for each of 8,192 samples took 184 MiB
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-__all__ = ["Rows"]
+__all__ = ["Rows", "joined"]
 
 #: Values, indices, how many rows there are, and for how many there is room.
 State = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
@@ -49,11 +49,11 @@ class Rows:
         more = tf.shape(gradient.indices)[0]
 
         def with_room() -> tuple[tf.Tensor, ...]:
-            left = self._rows_left(index, more)
+            left = self._rows_left(index, gradient, more)
             longer = (_longer(tensor, rows, left) for tensor in (values, indices))
             return (*longer, rows + left)
 
-        # Once, at the first part, where each sample has as many rows.
+        # Once, at the first part, where each part or sample has as many rows.
         values, indices, room = tf.cond(
             rows + more > room, with_room, lambda: (values, indices, room)
         )
@@ -62,9 +62,13 @@ class Rows:
         indices = _written(indices, rows, end, gradient.indices)
         return values, indices, end, room
 
-    def _rows_left(self, index: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    def _rows_left(
+        self, index: tf.Tensor, gradient: tf.IndexedSlices, rows: tf.Tensor
+    ) -> tf.Tensor:
         """Of this part and those after it, if all samples have as many as its own."""
         left = self.samples - index * self.micro_batch_size
+        if _places(gradient) is not None:
+            return rows * -(-left // self.micro_batch_size)
         here = tf.minimum(left, self.micro_batch_size)
         product = tf.cast(rows, tf.int64) * tf.cast(left, tf.int64)
         return tf.cast(-(-product // tf.cast(here, tf.int64)), tf.int32)
@@ -73,6 +77,43 @@ class Rows:
         """Values and indices of all parts."""
         values, indices, rows, _ = state
         return values[:rows], indices[:rows]
+
+
+def joined(
+    example: tf.IndexedSlices, values: tf.Tensor, indices: tf.Tensor, shape: tf.Tensor
+) -> tf.IndexedSlices:
+    """The gradient of the whole batch, from the rows of all its parts.
+
+    Keras's optimizers square row by row, so that rows cannot be added up before. But
+    where each part has the very same ones (an embedding of positions) they are: the
+    whole batch has each once. (Where chance has drawn them, negatives say, they
+    differ. A device without samples has none.)
+
+    Args:
+        example: one part's gradient.
+        values: the rows of all parts.
+        indices: where they belong.
+        shape: of the weight.
+    """
+    places = _places(example)
+    if places is None:
+        return tf.IndexedSlices(values, indices, shape)
+    by_part = tf.reshape(indices, [-1, places])
+    same = tf.logical_and(
+        tf.size(indices) > 0, tf.reduce_all(tf.equal(by_part, by_part[:1]))
+    )
+
+    def added() -> tuple[tf.Tensor, tf.Tensor]:
+        each = tf.reshape(values, tf.concat([[-1, places], tf.shape(values)[1:]], 0))
+        return tf.reduce_sum(each, 0), by_part[0]
+
+    found, rows = tf.cond(same, added, lambda: (values, indices))
+    return tf.IndexedSlices(found, rows, shape)
+
+
+def _places(gradient: tf.IndexedSlices) -> int | None:
+    """How many rows each part has; None where that hangs on its samples."""
+    return gradient.indices.shape.num_elements()  # type: ignore[no-any-return]
 
 
 def _no_rows(example: tf.Tensor) -> tf.Tensor:

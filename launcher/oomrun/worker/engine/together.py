@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from oomrun.core.strategy import Group
-from oomrun.worker.engine import cutting, joining, slicing
+from oomrun.worker.engine import cutting, joining, rows, slicing
 
 __all__ = ["Share", "join_state", "now_behind", "summed", "taken"]
 
@@ -65,13 +65,10 @@ def summed(
 def _rows(
     group: Group, example: tf.IndexedSlices, gradient: tf.IndexedSlices, name: str
 ) -> tf.IndexedSlices:
-    """A sparse gradient: the rows of all workers; see ``GradientSum``."""
+    """A sparse gradient: the rows of all workers."""
     values = group.joined(gradient.values, f"{name}.values")
     indices = group.joined(gradient.indices, f"{name}.indices")
-    places = example.indices.shape.num_elements()
-    if places is None:
-        return tf.IndexedSlices(values, indices, gradient.dense_shape)
-    return joining.sum_of_same_rows(values, indices, places, gradient.dense_shape)
+    return rows.joined(example, values, indices, gradient.dense_shape)
 
 
 def taken(
