@@ -159,7 +159,7 @@ def make_launch(
         micro_batch_max=micro.size if isinstance(micro, AtMost) else None,
         micro_batch_fixed=micro if isinstance(micro, int) else None,
         global_batch_size=spec.batch.global_size,
-        last_step=state.last_training_step,
+        last_step=state.reached_step,
         batch_norm=spec.batch.batch_norm,
         grow_back=spec.recovery.grow_back,
         shares=spec.batch.shares,

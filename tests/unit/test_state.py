@@ -81,6 +81,25 @@ def test_crashes_are_forgiven_once_training_moved() -> None:
     assert state.after(progress(2)).budget_used["crash"] == 0
 
 
+def test_what_was_lost_once_is_not_lost_again() -> None:
+    """An attempt came to step 10, and the next one from a checkpoint at 5 to 7."""
+
+    def restored(lost: int) -> ev.Restored:
+        return ev.Restored(
+            at=4.0, attempt=2, name="a", fit=1, step=5, samples=320, lost_steps=lost
+        )
+
+    state = replay([started(), attempt(), progress(10)])
+    assert state.reached_step == 10
+    state = state.after(attempt(2))  # nothing is lost until a checkpoint is taken
+    assert state.reached_step == 10
+    state = state.after(restored(5))
+    assert state.reached_step == 5
+    state = state.after(progress(7)).after(attempt(3)).after(restored(2))
+    assert (state.reached_step, state.lost_steps) == (5, 7)
+    assert state.last_training_step == 10
+
+
 def test_ooms_are_counted_and_the_smallest_failure_is_kept() -> None:
     state = replay([started(), attempt(), oom(64), oom(32), oom(48), oom(None)])
     assert state.oom_events == 4

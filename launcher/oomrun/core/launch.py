@@ -95,7 +95,7 @@ class Launch:
         measured: peak bytes by micro-batch size of that model.
         recorded: the least pool that has room for a step, likewise.
         micro_batch_failed: the smallest that ran out of memory then.
-        last_step: the furthest step any attempt reached (for what was lost).
+        last_step: where training stood at the last attempt's end (for what was lost).
         supervisor_pid: who must be our parent; None in a test without a supervisor.
     """
 

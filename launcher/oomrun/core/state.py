@@ -67,6 +67,7 @@ class JobState:
         mirrored: the checkpoint that was copied to the job's URL last.
         mirror_failures: how often one could not be copied.
         last_training_step: the furthest step ever reported.
+        reached_step: the furthest since training was last put back to a checkpoint.
         script: how the current attempt's script ended.
         ended_before: the same of the attempt before, since a person started the run,
             and its last step.
@@ -139,6 +140,7 @@ class JobState:
     mirrored: ev.CheckpointMirrored | None = None
     mirror_failures: int = 0
     last_training_step: int = 0
+    reached_step: int = 0
     step_at_attempt_start: int = 0
     last_decision: str = ""
     last_cause: str = ""
@@ -233,13 +235,10 @@ class JobState:
                 return _noted(state, "checkpoint-rejected", text)
             case ev.Restored():
                 return replace(
-                    state,
-                    fit=event.fit,
-                    step=event.step,
-                    samples=event.samples,
-                    step_at_attempt_start=event.step,
+                    state, fit=event.fit, step=event.step, samples=event.samples,
+                    step_at_attempt_start=event.step, reached_step=event.step,
                     lost_steps=state.lost_steps + event.lost_steps,
-                )
+                )  # fmt: skip
             case ev.Noted():
                 return _noted(state, event.code, event.text)
             case ev.FitEnded():
@@ -250,6 +249,7 @@ class JobState:
                     samples=event.samples,
                     epoch=event.epoch,
                     last_training_step=max(state.last_training_step, event.step),
+                    reached_step=max(state.reached_step, event.step),
                 )
             case ev.ScriptEnded():
                 return replace(state, script=event)
@@ -338,6 +338,7 @@ def _progressed(state: JobState, event: ev.Progressed) -> JobState:
         peaks=state_memory.peaks(state, event.memory),
         measured=state_memory.trained(state, event),
         last_training_step=max(state.last_training_step, event.step),
+        reached_step=max(state.reached_step, event.step),
         # An attempt that found no checkpoint began below where the last one was.
         step_at_attempt_start=max(
             0, min(state.step_at_attempt_start, event.step - event.window_steps)
