@@ -161,14 +161,21 @@ def _lock(descriptor: int) -> None:
 def set_aside(path: Path) -> Path:
     """Renames a folder to the first free ``<name>.1``, ``<name>.2`` … and returns that.
 
+    Of a link the folder is renamed that it leads to, and the link leads to a new one:
+    a disk that somebody has chosen stays the one that is written to.
+
     Raises:
         PlatformError: it cannot be renamed.
     """
+    linked = path.is_symlink()
+    path = path.resolve() if linked else path
     number = 1
     while (target := path.with_name(f"{path.name}.{number}")).exists():
         number += 1
     try:
         path.rename(target)
+        if linked:
+            path.mkdir()
     except OSError as error:
         raise _failed(f"cannot be renamed to {target}", path, error) from None
     return target

@@ -73,6 +73,19 @@ def test_set_aside_takes_the_first_free_name(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_of_a_link_the_folder_is_set_aside_that_it_leads_to(tmp_path: Path) -> None:
+    large = tmp_path / "large" / "run"
+    RunDir(large).create()
+    (large / "journal.jsonl").touch()
+    link = tmp_path / "run"
+    link.symlink_to(large)
+    assert set_aside(link) == tmp_path / "large" / "run.1"
+    RunDir(link).create()
+    assert link.resolve() == large
+    assert not (large / "journal.jsonl").exists()
+    assert (tmp_path / "large" / "run.1" / "journal.jsonl").exists()
+
+
 def test_a_file_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
     with pytest.raises(PlatformError, match="run: cannot be made"):

@@ -79,8 +79,11 @@ def test_what_cannot_be_read_now_is_never_deleted(
     assert [getattr(event, "name", "") for event in told] == [name(3)]
     for step in STEPS[:2]:
         fault(folder / name(step) / file)
+    told.clear()
     with pytest.raises(UnreadableError, match="does not begin anew"):
         store.find(1, {})
+    # It looks several times, and tells of each once.
+    assert [getattr(event, "name", "") for event in told] == [name(3), name(2), name(1)]
     assert checkpoints.names(folder, "step") == [name(3), name(2), name(1)]
     for step in STEPS:
         (folder / name(step) / file).unlink()

@@ -80,8 +80,9 @@ class Store:
             UnreadableError: there are some, and none can be read. To begin anew would
                 leave behind what was trained.
         """
+        told: set[str] = set()
         for pause_s in (*_PAUSES_S, None):
-            found, unread = self._look(fit, fingerprint)
+            found, unread = self._look(fit, fingerprint, told)
             if found is not None or unread is None:
                 break
             if pause_s is None:
@@ -95,9 +96,12 @@ class Store:
         return found
 
     def _look(
-        self, fit: int, fingerprint: Mapping[str, Any]
+        self, fit: int, fingerprint: Mapping[str, Any], told: set[str]
     ) -> tuple[tuple[dict[str, Any], Arrays] | None, UnreadableError | None]:
-        """What ``find`` finds, and the last checkpoint that could not be read now."""
+        """What ``find`` finds, and the last checkpoint that could not be read now.
+
+        That one is told of once, and then among ``told``.
+        """
         unread: UnreadableError | None = None
         done = [n for n in checkpoints.names(self._folder, "fit") if _number(n) == fit]
         for name in [*done, *checkpoints.names(self._folder, "step")]:
@@ -107,7 +111,9 @@ class Store:
             try:
                 state, arrays = checkpointing.load(self._folder / name)
             except UnreadableError as error:
-                self._send(ev.CheckpointRejected, name=name, reason=str(error))
+                if name not in told:
+                    self._send(ev.CheckpointRejected, name=name, reason=str(error))
+                told.add(name)
                 unread = error
                 continue
             except CheckpointError as error:
