@@ -36,6 +36,8 @@ _FROM_WORKERS = (
     ev.Noted, ev.FitEnded, ev.ScriptEnded, ev.OptimizerReplaced,
     ev.CheckpointMirrored, ev.MirrorFailed,
 )  # fmt: skip
+# After a script has ended it is said that its process has not.
+_SAY_AFTER_S = 5.0
 _PHASES = frozenset(
     {"starting", "training", "evaluating", "checkpointing", "adapting", "recovering"}
 )
@@ -51,8 +53,10 @@ class Timing:
         others_kill_after_s: the same for workers that end since another has failed;
             they are all that a restart waits for.
         lost_s: for a failure to show whose consequence another worker has reported.
-        linger_s: for a process to end after it reported its script's end: threads
-            and exit handlers of the script may still be at work.
+        linger_s: for a process to end after it reported that its script finished:
+            threads and exit handlers may still be at work, sending away what was
+            trained, say.
+        failed_linger_s: the same after a script that did not, which is to go on.
         hang_after: without any event before a worker counts as hanging, as
             ``patience`` reads it.
         dump_s: for the workers to write their stacks, where one hangs.
@@ -64,7 +68,8 @@ class Timing:
     kill_after_s: float = 5.0
     others_kill_after_s: float = 1.0
     lost_s: float = 0.5
-    linger_s: float = 60.0
+    linger_s: float = 1800.0
+    failed_linger_s: float = 60.0
     hang_after: Auto | float | None = None
     dump_s: float = 1.0
     memory_back_s: float = 30.0
@@ -112,6 +117,7 @@ class Watch:
         self.heard_at = time.monotonic()
         self.terminate_at: float | None = None
         self.kill_at: float | None = None
+        self._say_at: float | None = None
         self._refused = 0
 
     def accept(self, value: Any) -> ev.Event | None:
@@ -162,7 +168,12 @@ class Watch:
             case ev.ScriptEnded():
                 # The first word counts: nothing may take back that it was stopped.
                 self.script = self.script or event
-                self._terminate_within(self.timing.linger_s)
+                finished = self.script.outcome in ("finished", "exited")
+                timing = self.timing
+                self._terminate_within(
+                    timing.linger_s if finished else timing.failed_linger_s
+                )
+                self._say_at = time.monotonic() + _SAY_AFTER_S
 
     def _refuse(self, why: str) -> None:
         self._refused += 1
@@ -172,6 +183,14 @@ class Watch:
     def press(self, worker: Watched, stops: Stops) -> None:
         """Asks the worker to end, then tells it, then ends it, as time goes by."""
         now = time.monotonic()
+        if self._say_at is not None and now >= self._say_at:
+            self._say_at = None
+            left_s = max(0, round((self.terminate_at or now) - now))
+            _log.warning(
+                "the script has ended, and its threads or exit handlers are still at "
+                "work: they have %d s more",
+                left_s,
+            )
         if stops.requested and not self.asked:
             self._ask(worker, stops)
         silent_until = self._silent_until()
@@ -217,4 +236,5 @@ class Watch:
 
     def due_at(self) -> float | None:
         """The monotonic time before which ``press`` has nothing to do."""
-        return self.kill_at or self.terminate_at or self._silent_until()
+        due_at = self.kill_at or self.terminate_at or self._silent_until()
+        return self._say_at if due_at is None else min(due_at, self._say_at or due_at)

@@ -27,6 +27,7 @@ class Job(launching.Job):
             settings["timing"],
             kill_after_s=0.5,
             linger_s=0.5,
+            failed_linger_s=0.5,
             progress_every_s=float(os.environ.get("PROGRESS_EVERY_S", "0.1")),
         )
         super().__init__(**settings)

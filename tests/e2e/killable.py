@@ -30,7 +30,13 @@ devices: {cpu: 1, memory: [300MiB]}
 batch: {global: 8}
 metrics: {listen: "127.0.0.1:0"}
 """
-QUICK = Timing(grace_s=0.5, kill_after_s=0.3, linger_s=0.3, progress_every_s=0.0)
+QUICK = Timing(
+    grace_s=0.5,
+    kill_after_s=0.3,
+    linger_s=0.3,
+    failed_linger_s=0.3,
+    progress_every_s=0.0,
+)
 
 
 def events(folder: Path) -> list[ev.Event]:

@@ -45,6 +45,21 @@ model.fit(np.ones((8, 2)), np.ones(8), verbose=0)
 os._exit(0)
 """
 
+SENDS = """
+import atexit, threading, time
+import keras, numpy as np
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((8, 2)), np.ones(8), verbose=0)
+
+def send(name):
+    time.sleep(4)
+    open(name, "w").close()
+
+atexit.register(send, "handler")
+threading.Thread(target=send, args=("thread",)).start()
+"""
+
 
 @pytest.mark.parametrize(
     "env",
@@ -93,6 +108,16 @@ model.compile("sgd", "mse")
 data = tf.data.Dataset.from_generator(batches, output_signature=spec)
 model.fit(data, epochs=2, verbose=0)
 """
+
+
+def test_what_a_script_sends_away_at_its_end_is_waited_for(tmp_path: Path) -> None:
+    job = jobs.make(tmp_path, SENDS, "")
+    assert job.run() == 0, job.everything()
+    assert (tmp_path / "thread").exists()
+    assert (tmp_path / "handler").exists()
+    assert "threads or exit handlers are still at work" in job.said()
+    (end,) = job.events(ev.AttemptEnded)
+    assert end.summary == "the script finished"
 
 
 def test_host_memory_that_a_generator_lacks_is_no_matter_of_the_batch(

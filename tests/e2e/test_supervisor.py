@@ -117,7 +117,9 @@ def test_what_a_worker_reported_counts_not_its_last_breath(
 def test_a_process_that_does_not_end_after_its_script_is_ended(
     run: Callable[..., Outcome],
 ) -> None:
-    assert run("lingers").exit_code == 0
+    outcome = run("lingers")
+    assert outcome.exit_code == 0
+    assert "SIGTERM ended its process before its threads" in outcome.reason
 
 
 def test_a_silent_worker_hangs_where_silence_is_limited(

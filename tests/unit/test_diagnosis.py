@@ -173,6 +173,15 @@ def test_causes(evidence: Evidence, cause: Cause) -> None:
     assert "\n" not in found.summary
 
 
+def test_of_a_script_that_finished_it_is_told_that_its_process_was_ended() -> None:
+    ended = diagnose(Evidence(signal=9, script=FINISHED))
+    assert ended.cause is Cause.FINISHED
+    assert ended.summary == (
+        "the script finished; SIGKILL ended its process before its threads and exit "
+        "handlers were done"
+    )
+
+
 def test_a_crash_is_told_by_its_place_and_first_line() -> None:
     report = script(exception="ValueError", location="train.py:7", message="bad\nmore")
     found = diagnose(Evidence(exit_code=1, script=report))

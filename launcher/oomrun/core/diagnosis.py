@@ -144,7 +144,7 @@ def _from_report(script: ScriptEnded, evidence: Evidence) -> Diagnosis:
         # ``sys.exit(0)`` at a script's end is how many scripts finish.
         script.outcome == "exited" and script.exit_code == 0
     ):
-        return Diagnosis(cause=Cause.FINISHED, summary="the script finished")
+        return Diagnosis(cause=Cause.FINISHED, summary=_finished(evidence.signal))
     if script.outcome == "stopped":
         return Diagnosis(
             cause=Cause.PREEMPTION, summary="stopped on request, with a checkpoint"
@@ -211,6 +211,16 @@ def _signal_name(number: int) -> str:
     if number in signals.Signals._value2member_map_:
         return signals.Signals(number).name
     return f"signal {number}"
+
+
+def _finished(number: int | None) -> str:
+    """What is said of a script that finished; ``number``: of the signal after that."""
+    if number is None:
+        return "the script finished"
+    return (
+        f"the script finished; {_signal_name(number)} ended its process before its "
+        "threads and exit handlers were done"
+    )
 
 
 def _from_signal(evidence: Evidence) -> Diagnosis:

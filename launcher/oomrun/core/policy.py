@@ -41,7 +41,7 @@ class Limits:
 class Finish:
     """The script finished."""
 
-    reason: str = "the script finished"
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
