@@ -18,6 +18,7 @@ from oomrun.core import event_json, patience
 from oomrun.core import events as ev
 from oomrun.core.launch import STOP
 from oomrun.core.spec import Auto
+from oomrun.core.units import format_duration
 from oomrun.processes import Ended
 from oomrun.stops import Stops
 
@@ -188,8 +189,8 @@ class Watch:
             left_s = max(0, round((self.terminate_at or now) - now))
             _log.warning(
                 "the script has ended, and its threads or exit handlers are still at "
-                "work: they have %d s more",
-                left_s,
+                "work: they have %s more",
+                format_duration(left_s),
             )
         if stops.requested and not self.asked:
             self._ask(worker, stops)
