@@ -131,11 +131,22 @@ def test_one_sample_that_no_longer_fits_gets_a_new_process(rank: int) -> None:
     assert decision.exit_code == 3
 
 
-def test_a_size_that_ran_is_not_halved_past() -> None:
-    before = state(global_batch_size=256, micro_batch_failed=256, measured={200: 9})
+@pytest.mark.parametrize(
+    ("known", "next_size"),
+    [
+        ({"measured": {200: 9}}, 200),
+        ({"measured": {250: 9}}, 128),  # hardly less than what failed
+        ({"measured": {60: 9}}, 128),
+        ({"measured": {250: 9}, "recorded": {256: 8}}, 204),  # little was missing
+    ],
+)
+def test_a_size_that_should_run_is_not_halved_past(
+    known: dict[str, dict[int, int]], next_size: int
+) -> None:
+    before = state(global_batch_size=256, micro_batch_failed=256, **known)
     decision = decide(ended(Cause.DEVICE_OOM), before, LIMITS)
     assert isinstance(decision, Restart)
-    assert decision.micro_batch_size == 200
+    assert decision.micro_batch_size == next_size
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,13 @@ Does not cover: what fits in memory (``memory.py``) and when to change (``policy
 
 from __future__ import annotations
 
-__all__ = ["accumulation_steps", "even_micro_batch", "smaller_micro_batch"]
+from collections.abc import Mapping
+
+__all__ = [
+    "accumulation_steps", "even_micro_batch", "known_to_run", "smaller_micro_batch",
+]  # fmt: skip
+
+_CLEARLY_LESS, _A_LITTLE_LESS = 0.9, 0.8
 
 
 def accumulation_steps(share: int, micro_batch_size: int) -> int:
@@ -50,3 +56,30 @@ def smaller_micro_batch(share: int, failed: int, largest_that_ran: int = 0) -> i
         # A size above the half that is known to run beats an untried half.
         return max(half, largest_that_ran)
     return half
+
+
+def known_to_run(
+    failed: int,
+    measured: Mapping[int, int],
+    recorded: Mapping[int, int],
+    limit_bytes: int | None,
+) -> int:
+    """The largest size that should run, of those smaller than one that failed; or 0.
+
+    What was tried counts if it is clearly smaller: what failed may have been tried as
+    well. Where the allocations of that one have room, by what was recorded, little was
+    missing: a size a little smaller is as good as one that ran.
+
+    Args:
+        failed: the micro-batch that ran out of memory.
+        measured: peak bytes by size.
+        recorded: the least pool that has room, by size.
+        limit_bytes: of the device; None: it has none.
+    """
+    most = failed * _CLEARLY_LESS
+    tried = (
+        size
+        for size, peak in measured.items()
+        if size <= most and (limit_bytes is None or peak <= limit_bytes)
+    )
+    return max(int(failed * _A_LITTLE_LESS) if failed in recorded else 0, *tried, 0)

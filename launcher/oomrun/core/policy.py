@@ -293,7 +293,8 @@ def _after_leak(diagnosis: Diagnosis, state: JobState, limits: Limits) -> Decisi
 
 
 def _known_to_run(state: JobState, failed: int) -> int:
-    return max((size for size in state.measured if size < failed), default=0)
+    limit = state_memory.planned_limit_bytes(state.plan)
+    return batch.known_to_run(failed, state.measured, state.recorded, limit)
 
 
 def _moved(state: JobState) -> bool:

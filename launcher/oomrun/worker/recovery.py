@@ -8,7 +8,6 @@ step (``engine/snapshot.py``) and restarts (``oomrun.core.policy``).
 
 from __future__ import annotations
 
-import math
 import re
 import time
 
@@ -22,8 +21,6 @@ from oomrun.worker.channel import Channel, OfOneDevice
 __all__ = ["MicroBatches"]
 
 _HOST = re.compile(r"\b(?:MemoryError|std::bad_alloc)\b")
-_CLEARLY_LESS, _A_LITTLE_LESS = 0.9, 0.8
-
 
 #: Peaks and pools by size, and the smallest size that failed.
 _OfModel = tuple[dict[int, int], dict[int, int], int | None]
@@ -237,21 +234,13 @@ class MicroBatches:
         return True
 
     def _known(self, kind: str, failed: int) -> int:
-        """The largest size that ran, or should, of those smaller than ``failed``; or 0.
-
-        One that was only tried, or in an earlier run, counts if it is clearly smaller:
-        what failed may have been tried as well. Then, where its allocations have room
-        by what was recorded, little was missing: a size a little smaller is as good as
-        one that ran.
-        """
+        """The largest size that ran, or should, of those below ``failed``; or 0."""
         ran = self._ran[kind] if self._ran[kind] < failed else 0
         if kind != "gradients":
             return ran
-        limit = self._settings.plan.devices[0].limit_bytes or math.inf
-        most = failed * _CLEARLY_LESS
-        tried = (s for s, peak in self.measured.items() if s <= most and peak <= limit)
-        little = int(failed * _A_LITTLE_LESS) if failed in self.recorded else 0
-        return max(ran, little, *tried)
+        limit = self._settings.plan.devices[0].limit_bytes
+        should = batch.known_to_run(failed, self.measured, self.recorded, limit)
+        return max(ran, should)
 
     def _wait_for(self, size: int, memory: ev.DeviceMemory) -> None:
         """Remembers ``size`` where something else took the memory it had run with."""
