@@ -26,6 +26,8 @@ from oomrun.worker.engine.objects import Objects
 BATCH = 6
 # No gradient of the input is asked for.
 PLACES = [*(f"forward {n}" for n in range(4)), *(f"backward {n}" for n in (1, 2, 3))]
+# Eagerly what an operation in Python raises comes through as it is.
+EXHAUSTED = (tf.errors.ResourceExhaustedError, MemoryError)
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -109,6 +111,11 @@ def of_fit(model: Any) -> tuple[step.StepFunction, Any]:
     return step.StepFunction(model), model
 
 
+def eagerly(model: Any) -> tuple[step.StepFunction, Any]:
+    model.run_eagerly = True
+    return step.StepFunction(model), model
+
+
 def of_loop(model: Any) -> tuple[LossStep, Any]:
     """The step of a loop with the model's own loss and metrics."""
     metric = keras.metrics.MeanAbsoluteError()
@@ -158,7 +165,10 @@ class Taken:
 
 EACH_WAY = pytest.mark.parametrize(
     ("make", "micro", "in_order"),
-    list(itertools.product([of_fit, of_loop], [BATCH, 2], [False, True])),
+    [
+        *itertools.product([of_fit, of_loop], [BATCH, 2], [False, True]),
+        *itertools.product([eagerly], [BATCH, 2], [False]),
+    ],
 )
 
 
@@ -171,7 +181,7 @@ def test_a_step_that_failed_before_the_line_is_undone(
     assert taken.applying  # the last thing it did
     before = taken.values()
     for place in PLACES:
-        with pytest.raises(tf.errors.ResourceExhaustedError):
+        with pytest.raises(EXHAUSTED):
             taken.step(failing=place)
         assert not taken.applying, place
         assert taken.function.snapshot.possible
@@ -192,7 +202,7 @@ def test_a_step_that_failed_behind_the_line_says_so(
     taken = Taken(make, micro, in_order)
     taken.step()
     for place in (PLACES[0], "apply"):
-        with pytest.raises(tf.errors.ResourceExhaustedError):
+        with pytest.raises(EXHAUSTED):
             taken.step(failing=place)
         assert taken.applying == (place == "apply")
 
