@@ -124,6 +124,43 @@ def test_a_step_waits_for_the_batches_that_are_read_ahead(tmp_path: Path) -> Non
     assert int(found[0][1]) < 3, "it was all there before: nothing was tried"
 
 
+IN_VAIN = """
+import time
+import numpy as np
+import tensorflow as tf
+from oomrun.worker.fit_call import FitCall
+from oomrun.worker.position import EpochIterator
+from oomrun.worker.randomness import EpochSeed
+from oomrun.worker.read_ahead import Ahead
+
+x = np.zeros((5 * 64, 128, 128), "float32")
+iterator = EpochIterator(
+    x=x, y=np.zeros(len(x)), batch_size=64, epoch_seed=EpochSeed(1, 1),
+    distribute_strategy=tf.distribute.get_strategy(),
+)
+call = FitCall(number=1, fingerprint={}, model=None, iterator=iterator)
+ahead = Ahead()
+for epoch in range(4):
+    held = tf.zeros((64, 2**18))  # 64 MiB, let go of when a step was taken
+    for call.batches, (*_, pulled) in enumerate(iterator):
+        ahead.before_batch(call)
+        data = next(pulled)
+        began = time.monotonic()
+        ahead.wait(call, 64 * 2**16)
+        if time.monotonic() - began >= 1.0:
+            print("IN VAIN", epoch, call.batches)
+        held = data = None
+"""
+
+
+def test_what_never_comes_is_not_waited_for_in_each_epoch(tmp_path: Path) -> None:
+    job = jobs.make(tmp_path, IN_VAIN, LIMIT)
+    assert job.run() == 0, job.everything()
+    said = job.everything().splitlines()
+    found = [line.split()[2:] for line in said if line.startswith("IN VAIN")]
+    assert [epoch for epoch, _ in found] == ["0", "1"], said
+
+
 AHEAD = """
 import time
 import tensorflow as tf

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from keras.src.backend.common import global_state
 
-from oomrun.worker import checkpointing
+from oomrun.worker import checkpointing, randomness
 from oomrun.worker.engine import models, slicing, snapshot, step
 from oomrun.worker.engine.loss_step import LossStep
 from oomrun.worker.engine.objects import Objects
@@ -78,21 +79,31 @@ class Fails(layers.Layer):
         return through(x)
 
 
+class Draws(layers.Layer):
+    """Draws from the state that Keras makes when it is first asked for one."""
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            x += 0.1 * keras.random.normal(keras.ops.shape(x), dtype="float64")
+        return x
+
+
 class FailingSgd(keras.optimizers.SGD):  # type: ignore[misc]
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         gradient = gradient + here("apply")
         super().update_step(gradient, variable, learning_rate)
 
 
-def built() -> Any:
-    """A model of which a pass changes statistics, a generator's state and metrics."""
+def built(*, draws: bool = False) -> Any:
+    """A model of which a pass changes statistics, generators' states and metrics."""
+    global_state.set_global_attribute("global_seed_generator", None)
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
         [
             keras.Input((4,)), Fails(0),
             layers.Dense(5), Fails(1),
             layers.BatchNormalization(), Fails(2),
-            layers.Dropout(0.5), Fails(3),
+            layers.Dropout(0.5), *([Draws()] if draws else []), Fails(3),
             layers.Dense(2),
         ]
     )  # fmt: skip
@@ -141,7 +152,7 @@ class Taken:
 
     def __post_init__(self) -> None:
         self.data = batch()
-        self.function, kept = self.make(built())
+        self.function, kept = self.make(built(draws=self.micro == BATCH))
         self.variables = checkpointing.training_variables(kept)
         if self.in_order:
             # By themselves they are so only where a device has a limit.
@@ -160,7 +171,8 @@ class Taken:
         return self.function.applying
 
     def values(self) -> dict[str, bytes]:
-        return {v.path: v.value.numpy().tobytes() for v in self.variables}
+        found = {v.path: v.value.numpy().tobytes() for v in self.variables}
+        return found | {"random": repr(randomness.save()).encode()}
 
 
 EACH_WAY = pytest.mark.parametrize(

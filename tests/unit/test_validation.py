@@ -49,6 +49,7 @@ def arguments(**changed: Any) -> dict[str, Any]:
         ({"validation_data": tf.data.Dataset.from_tensors((X, Y))}, False),
         ({"validation_data": (tf.data.Dataset.from_tensors(X), Y)}, False),
         ({"validation_data": iter([(X, Y)])}, False),
+        ({"validation_data": (np.array(["a", "b"], object), Y)}, False),
         ({"validation_data": None, "validation_split": 0.25, "x": [[1.0]]}, False),
         # Keras says what is wrong with it.
         ({"validation_data": (X, Y, Y, Y)}, False),
@@ -78,24 +79,61 @@ def test_a_split_is_made_as_keras_makes_it() -> None:
     assert (x.shape, list(y), weights) == ((5, 3), list(Y[15:]), None)
 
 
+class Model:
+    """Keeps an iterator between epochs, as Keras's do."""
+
+    _eval_epoch_iterator: Any = None
+
+
+class Copied:
+    """What Keras's iterator is for us: a copy of the arrays."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+        self.y = np.array(settings["y"])
+
+
 @pytest.mark.usefixtures("_limited")
-def test_the_iterator_is_given_once_for_what_it_is_over() -> None:
-    made: list[dict[str, Any]] = []
-
-    def original(**settings: Any) -> object:
-        made.append(settings)
-        return object()
-
+def test_the_iterator_is_made_as_keras_makes_it_and_kept_where_keras_does() -> None:
     found = validation.foreseen(arguments(validation_batch_size=4))
     assert found is not None
-    found.make(original, {"x": X, "distribute_strategy": 1, "steps_per_execution": 2})
-    (settings,) = made
+    model = Model()
+    training = {"x": X, "distribute_strategy": 1, "steps_per_execution": 2}
+    found.make(model, Copied, training)
+    settings = model._eval_epoch_iterator.settings
     assert (settings["batch_size"], settings["shuffle"]) == (4, False)
     assert (settings["distribute_strategy"], settings["steps_per_execution"]) == (1, 2)
-    for other in ({"x": X.copy()}, {"batch_size": 5}, {"steps_per_epoch": 1}):
-        assert found.take({**settings, **other}) is None
-    assert found.take(settings) is not None
-    assert found.take(settings) is None
+    assert settings["x"] is X
+
+
+@pytest.mark.usefixtures("_limited")
+@pytest.mark.parametrize("dtype", ["float32", "int8", "bool", "complex64", "float16"])
+def test_what_has_changed_until_the_first_validation_is_read_anew(dtype: str) -> None:
+    y = np.zeros((4, 6), dtype)[:, ::2]  # not in one piece
+    found = validation.foreseen(arguments(validation_data=({"a": X, "b": y}, y)))
+    assert found is not None
+    model = Model()
+    found.make(model, Copied, {})
+    first = model._eval_epoch_iterator
+    y[3, 2] = 1
+    found.before_use(model)
+    second = model._eval_epoch_iterator
+    assert (first.y[3, 2], second.y[3, 2]) == (0, 1)
+    # Keras reads them once; what is written later was too late for it, too.
+    y[0, 0] = 1
+    found.before_use(model)
+    assert model._eval_epoch_iterator is second
+
+
+@pytest.mark.usefixtures("_limited")
+def test_what_has_not_changed_is_not_read_anew() -> None:
+    found = validation.foreseen(arguments())
+    assert found is not None
+    model = Model()
+    found.make(model, Copied, {})
+    first = model._eval_epoch_iterator
+    found.before_use(model)
+    assert model._eval_epoch_iterator is first
 
 
 @pytest.mark.usefixtures("_limited")
@@ -105,5 +143,7 @@ def test_what_keras_refuses_is_left_to_it() -> None:
 
     found = validation.foreseen(arguments())
     assert found is not None
-    found.make(original, {})
-    assert found.take({"x": X, "y": Y, "batch_size": 5}) is None
+    model = Model()
+    found.make(model, original, {})
+    found.before_use(model)
+    assert model._eval_epoch_iterator is None

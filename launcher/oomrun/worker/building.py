@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src import backend
 
 from oomrun.worker.engine import cutting, models
 
@@ -58,4 +59,15 @@ def from_batch(model: Any, data: Any) -> None:
 
 
 def _build(model: Any, batch: Any) -> None:
-    model._symbolic_build(data_batch=models.unpack(batch))
+    inputs, *others = models.unpack(batch)
+    if not all(layer.built for layer in model._flatten_layers()):
+        # As a step calls it: Keras's own way leaves out what only training reaches.
+        symbolic = keras.tree.map_structure(_symbolic_alike, inputs)
+        backend.compute_output_spec(model, symbolic, training=True)
+    model._symbolic_build(data_batch=(inputs, *others))
+
+
+def _symbolic_alike(value: Any) -> Any:
+    if value is None:
+        return None
+    return keras.KerasTensor(value.shape, backend.standardize_dtype(value.dtype))

@@ -50,6 +50,7 @@ def install(session: Session) -> None:
     _hook_train_function(session)
     _hook_test_functions(session)
     _hook_empty_epoch(session)
+    _hook_validation(session)
     _Trainer.fit = _fit(session, _Trainer.fit)
 
 
@@ -213,14 +214,13 @@ def _hook_epoch_iterator(session: Session) -> None:
         call = session.fit
         if call is None:
             return original(*args, **kwargs)  # evaluate, predict
-        if call.iterator is not None:  # the same in a callback, validation
-            found = call.validation.take(kwargs) if call.validation else None
-            return found or original(*args, **kwargs)
+        if call.iterator is not None:
+            return original(*args, **kwargs)  # the same in a callback, validation
         seed = randomness.EpochSeed(session.launch.seed, call.number)
         call.iterator = EpochIterator(*args, epoch_seed=seed, **kwargs)
         _check_batch_size(session, call.iterator.batch_size)
         if call.validation is not None:
-            call.validation.make(original, kwargs)
+            call.validation.make(call.model, original, kwargs)
         return call.iterator
 
     keras_trainer.TFEpochIterator = make
@@ -296,6 +296,20 @@ def _hook_test_functions(session: Session) -> None:
 
     _Trainer.make_test_function = make_test_function
     _Trainer.make_predict_function = make_predict_function
+
+
+def _hook_validation(session: Session) -> None:
+    original = _Trainer.evaluate
+
+    @functools.wraps(original)
+    def evaluate(model: Any, *args: Any, **kwargs: Any) -> Any:
+        call = session.fit
+        found = call.validation if call is not None and call.model is model else None
+        if found is not None and kwargs.get("_use_cached_eval_dataset"):
+            found.before_use(model)
+        return original(model, *args, **kwargs)
+
+    _Trainer.evaluate = evaluate
 
 
 def _hook_empty_epoch(session: Session) -> None:

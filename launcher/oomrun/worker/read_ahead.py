@@ -42,6 +42,9 @@ _CALLS = 2
 _AHEAD = 2
 # To copy one takes milliseconds, and longer only where others have the processor.
 _PATIENCE_S, _POLL_S = 1.0, 0.0002
+# Epochs in which it was waited for in vain, after which it is not tried again: what a
+# callback holds at an epoch's begin, and lets go of then, looks like data to come.
+_OFTEN = 2
 
 
 def bound() -> None:
@@ -91,13 +94,14 @@ class Ahead:
     def __init__(self) -> None:
         # Bytes in use while nothing is read; None where that is not known.
         self._rest: int | None = None
+        self._late = 0
 
     def before_batch(self, call: FitCall) -> None:
         """To be called before a batch is pulled, when the one before is let go."""
         if call.places is None:
             call.places = _places(call.iterator)
         if call.batches == 0:
-            self._rest = _in_use_bytes()
+            self._rest = _in_use_bytes() if self._late < _OFTEN else None
         elif call.entered == call.batches:
             self._rest = None  # some of it has been read already
 
@@ -119,6 +123,7 @@ class Ahead:
         while _in_use_bytes() < enough:
             if time.monotonic() > ends:
                 self._rest = None  # not again in this epoch
+                self._late += 1
                 return
             time.sleep(_POLL_S)
 

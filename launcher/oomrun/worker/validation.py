@@ -13,6 +13,8 @@ Source of what is relied on: ``fit`` in keras/src/backend/tensorflow/trainer.py,
 from __future__ import annotations
 
 import contextlib
+import functools
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +32,7 @@ _DATA = ("x", "y", "sample_weight")
 
 
 class Validation:
-    """The iterator over a fit's validation arrays, made before Keras asks for it.
+    """The iterator over a fit's validation arrays, made before Keras would make it.
 
     Args:
         data: x, y and weights of the samples; None where there are none.
@@ -43,29 +45,50 @@ class Validation:
     ) -> None:
         self._data = dict(zip(_DATA, data, strict=True))
         self._how = {"batch_size": batch_size, "steps_per_epoch": steps}
-        self._iterator: Any = None
+        self._again: Callable[[], Any] | None = None
+        self._held = 0
 
-    def make(self, original: Callable[..., Any], training: dict[str, Any]) -> None:
-        """Makes it.
+    def make(
+        self, model: Any, original: Callable[..., Any], training: dict[str, Any]
+    ) -> None:
+        """Makes it, and puts it where Keras keeps it between epochs.
+
+        There nobody else finds it: a ``fit`` or ``evaluate`` within this one, over the
+        same arrays, makes an iterator of its own.
 
         Args:
+            model: that is trained.
             original: Keras's own epoch iterator.
             training: what that of training is made of.
         """
         others = ("distribute_strategy", "steps_per_execution")
         alike = {name: training[name] for name in others if name in training}
+        again = functools.partial(
+            original, **self._data, **self._how, **alike, shuffle=False
+        )
         # Keras says what is wrong with data when it comes to them.
         with contextlib.suppress(TypeError, ValueError):
-            self._iterator = original(**self._data, **self._how, **alike, shuffle=False)
+            model._eval_epoch_iterator = again()
+            self._again, self._held = again, self._digest()
 
-    def take(self, wanted: dict[str, Any]) -> Any:
-        """The iterator, once, if it is what Keras wants now; else None."""
-        if any(wanted.get(name) is not value for name, value in self._data.items()):
-            return None
-        if any(wanted.get(name) != value for name, value in self._how.items()):
-            return None
-        iterator, self._iterator = self._iterator, None
-        return iterator
+    def before_use(self, model: Any) -> None:
+        """Called before each validation; makes an iterator over what has changed anew.
+
+        Keras copies the arrays at the first one, and callbacks may write to them until
+        then.
+        """
+        again, self._again = self._again, None
+        if again is not None and self._held != self._digest():
+            model._eval_epoch_iterator = None  # not both at once
+            model._eval_epoch_iterator = again()
+
+    def _digest(self) -> int:
+        found = 0
+        for leaf in keras.tree.flatten(self._data):
+            if isinstance(leaf, np.ndarray):
+                values = np.ascontiguousarray(leaf).reshape(-1)
+                found = zlib.crc32(values.view(np.uint8).data, found)
+        return found
 
 
 def foreseen(arguments: dict[str, Any]) -> Validation | None:
@@ -111,5 +134,8 @@ def _arrays(data: Any) -> bool:
     """Whether these are held in memory, and reading them changes nothing."""
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
     return bool(leaves) and all(
-        isinstance(leaf, np.ndarray | tf.Tensor) for leaf in leaves
+        isinstance(leaf, tf.Tensor)
+        # Not strings, say: these are no numbers in the device's memory.
+        or (isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject)
+        for leaf in leaves
     )

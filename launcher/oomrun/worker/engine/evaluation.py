@@ -6,7 +6,6 @@ fit is cut; training's micro-batch is not touched.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -53,7 +52,7 @@ class TestFunction:
         self._divisors = self._compiled(self._divisors_step)
         self._verdict: trial.Verdict | None = None
         self._spec: Any = None
-        self._traced: set[Any] = set()
+        self._traced: dict[Any, Any] = {}
         self._none: list[Any] | None = None  # once it is known that there are none
 
     def __call__(self, iterator: Any) -> Any:
@@ -78,23 +77,28 @@ class TestFunction:
             jit_compile=self._model.jit_compile or None,
         )
 
-    def _trace(self, function: Any, data: Any, *others: Any) -> None:
-        """Traces ``function`` before it is first called, for batches of any size.
+    def _trace(self, function: Any, data: Any, *others: Any) -> Any:
+        """``function``, traced before it is first called, for batches of any size.
 
         As plain Keras does. Otherwise what the graph is, and so a result's last bits,
         would hang on which size came first: after a resume it may be another.
         """
-        done = function in self._traced
-        self._traced.add(function)
-        if done or self._model.run_eagerly or self._spec is None:
-            return
+        if function in self._traced:
+            return self._traced[function]
+        self._traced[function] = function
+        if self._model.run_eagerly or self._spec is None:
+            return function
         spec = slicing.spec_alike(slicing.with_any_rows(self._spec), data)
         if spec is None:
-            return
-        # Batches that are unlike their spec are traced when they come.
-        with contextlib.suppress(TypeError, ValueError):
+            return function
+        try:
             specs = keras.tree.map_structure(tf.type_spec_from_value, list(others))
             function.get_concrete_function(spec, *specs)
+        except (TypeError, ValueError):
+            # Batches that are unlike their spec are traced when they come, by another
+            # one: made by half, it would return nothing, and not say why.
+            self._traced[function] = self._compiled(function.python_function)
+        return self._traced[function]
 
     def _evaluate(self, data: Any) -> Any:
         samples = slicing.batch_size(data)
@@ -125,8 +129,7 @@ class TestFunction:
         """What ``run`` returns; None where it did not fit, and nothing has changed."""
         before = {id(v): tf.identity(v.value) for v in self._model.metrics_variables}
         try:
-            self._trace(run, *given)
-            result = run(*given)
+            result = self._trace(run, *given)(*given)
         except tf.errors.ResourceExhaustedError as error:
             message = str(error)
         else:

@@ -2,19 +2,16 @@
 
 Everything of the optimizer waits until all gradients are there and the line is
 crossed, also what depends on no gradient: its count of steps, for one, would otherwise
-advance in a step that then fails (docs/decisions/0007). And everything of the step
-waits until the line is set back and what undoes it is there (docs/decisions/0042).
+advance in a step that then fails (docs/decisions/0007).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-
-from oomrun.worker.engine.snapshot import Snapshot
 
 __all__ = ["Line"]
 
@@ -39,19 +36,9 @@ class Line:
         """The crossings so far, for what in the step must come after them."""
         return self._variable.read_value()
 
-    def begin(self) -> Any:
-        """Sets the line back; the operation that does, where it is put into a graph."""
-        return self._variable.assign(0, read_value=False)
-
-    @contextlib.contextmanager
-    def ahead(self, snapshot: Snapshot) -> Iterator[None]:
-        """A step, of which nothing is run before it can be undone.
-
-        TensorFlow orders what uses one variable, and nothing else. An executor may come
-        to the line, or write a copy that it has read, when half of the step is done.
-        """
-        with tf.control_dependencies([self.begin(), *snapshot.take()]):
-            yield
+    def begin(self) -> None:
+        """Sets it back; called in a graph or eagerly when a step begins."""
+        self._variable.assign(0)
 
     @contextlib.contextmanager
     def after(self, gradients: Sequence[Any]) -> Iterator[list[Any]]:
@@ -59,8 +46,17 @@ class Line:
         present = [g for g in gradients if g is not None]
         with tf.control_dependencies([_dense(g) for g in present]):
             crossed = self._variable.assign_add(1)
-        with tf.control_dependencies([crossed]):
+        with (
+            tf.variable_creator_scope(_without_waiting),
+            tf.control_dependencies([crossed]),
+        ):
             yield [None if g is None else _behind(g) for g in gradients]
+
+
+def _without_waiting(create: Callable[..., Any], **given: Any) -> Any:
+    """Makes a variable, whose first value is computed outside of the step."""
+    with tf.control_dependencies(None):
+        return create(**given)
 
 
 def _dense(gradient: Any) -> tf.Tensor:

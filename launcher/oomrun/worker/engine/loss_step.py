@@ -28,6 +28,7 @@ from oomrun.worker.engine import (
     slicing,
     written,
 )
+from oomrun.worker.engine.beginning import Beginning
 from oomrun.worker.engine.gradients import GradientSum
 from oomrun.worker.engine.line import Line
 from oomrun.worker.engine.objects import Objects
@@ -70,6 +71,7 @@ class LossStep:
         self._undoable = undoable
         self.snapshot = Snapshot(objects)
         self.line = Line()
+        self._beginning = Beginning(self.line, self.snapshot, eagerly=False)
         self._cut: loss_cutting.Cut | None = None
         self._in_order = False
         self._whole = _compiled(self._whole_step)
@@ -90,6 +92,7 @@ class LossStep:
         Raises:
             tf.errors.ResourceExhaustedError: see ``line`` and ``snapshot``.
         """
+        self._begin()
         if micro_batch_size >= samples:
             in_order = executor.in_order() if self._in_order else None
             with in_order or contextlib.nullcontext():
@@ -155,19 +158,17 @@ class LossStep:
         return cut
 
     def _whole_step(self, data: Any) -> tf.Tensor:
-        with self._ahead():
-            with tf.GradientTape() as tape:
-                loss = loss_cutting.mean(self._loss(data), data)
-                scaled = self._optimizer.scale_loss(loss)
-            self._apply(tape.gradient(scaled, self._weights))
-            return loss
+        with tf.GradientTape() as tape:
+            loss = loss_cutting.mean(self._loss(data), data)
+            scaled = self._optimizer.scale_loss(loss)
+        self._apply(tape.gradient(scaled, self._weights))
+        return loss
 
     def _split_step(self, data: Any, micro_batch_size: tf.Tensor) -> tf.Tensor:
-        with self._ahead():
-            batch = cutting.Batch(data, micro_batch_size)
-            loss, _, gradients = self._passes(batch)
-            self._apply(gradients)
-            return loss
+        batch = cutting.Batch(data, micro_batch_size)
+        loss, _, gradients = self._passes(batch)
+        self._apply(gradients)
+        return loss
 
     def _passes(self, batch: cutting.Batch) -> tuple[tf.Tensor, list[Any], list[Any]]:
         """What the parts of ``batch`` add to the whole's loss, and to its gradients.
@@ -266,10 +267,9 @@ class LossStep:
         remaining = iter(sums)
         return [None if v is None else next(remaining) for v in divisors.values]
 
-    def _ahead(self) -> contextlib.AbstractContextManager[None]:
-        if not self._undoable:
-            return contextlib.nullcontext()
-        return self.line.ahead(self.snapshot)
+    def _begin(self) -> None:
+        if self._undoable:
+            self._beginning()
 
     def _apply(self, gradients: list[Any]) -> None:
         if not self._undoable:

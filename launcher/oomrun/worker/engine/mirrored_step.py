@@ -128,11 +128,12 @@ class MirroredStep(StepFunction):
                 ``exhausted``.
         """
         self._at_once, self.exhausted = False, {}
-        self._line.begin()
         if not self._mirrors:
             self._make_mirrors(data)
         if self._how_to_cut.suits_order and pool.limit_bytes() is not None:
             self.run_in_order(whole=False)
+        # The model's own state first: there may be no room for the copies of it.
+        self._begin()
         before = self._begins()
         samples = slicing.batch_size(data)
         rows = [
@@ -177,7 +178,8 @@ class MirroredStep(StepFunction):
         """Makes the copies current; gives what metrics hold before the step."""
         for mirror in self._mirrors:
             mirror.refresh()
-        for mirror, snapshot in zip(self._mirrors, self._snapshots, strict=True):
+        others = zip(self._mirrors[1:], self._snapshots[1:], strict=True)
+        for mirror, snapshot in others:
             with placed(mirror.device):
                 snapshot.take()
         return [tf.identity(v.value) for v in self._model.metrics_variables]

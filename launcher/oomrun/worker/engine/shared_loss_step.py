@@ -65,6 +65,7 @@ class SharedLossStep(LossStep):
         Raises:
             tf.errors.ResourceExhaustedError: see ``line`` and ``snapshot``.
         """
+        self._begin()
         loss, wishes, self.computed_s = together.taken(
             self._shared, data, start, share, micro_batch_size, wish
         )
@@ -78,30 +79,22 @@ class SharedLossStep(LossStep):
         micro_batch_size: tf.Tensor,
         wish: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        with self._ahead():
-            before = [tf.identity(kept.value) for kept in self._metrics]
-            others_before = [tf.identity(kept.value) for kept in self._others]
-            batch = Share(data, micro_batch_size, first, share)
-            own, example, gradients = self._passes(batch)
-            with self.line.after(gradients) as behind:
-                at = together.now_behind(behind)
-                sums = together.summed(
-                    self._group, example, behind, "oomrun.gradients.0"
-                )
-                self._optimizer.apply_gradients(zip(sums, self._weights, strict=True))
-            weight = tf.cast(share, tf.float64) / tf.cast(batch.samples, tf.float64)
-            # Before the line is crossed nothing may wait for the other workers.
-            with tf.control_dependencies([self.line.count()]):
-                together.join_state(
-                    self._group,
-                    self._metrics,
-                    before,
-                    self._others,
-                    others_before,
-                    weight,
-                )
-                loss, wishes = self._group.sums([own, wish], "oomrun.told")
-            return loss, wishes, at
+        before = [tf.identity(kept.value) for kept in self._metrics]
+        others_before = [tf.identity(kept.value) for kept in self._others]
+        batch = Share(data, micro_batch_size, first, share)
+        own, example, gradients = self._passes(batch)
+        with self.line.after(gradients) as behind:
+            at = together.now_behind(behind)
+            sums = together.summed(self._group, example, behind, "oomrun.gradients.0")
+            self._optimizer.apply_gradients(zip(sums, self._weights, strict=True))
+        weight = tf.cast(share, tf.float64) / tf.cast(batch.samples, tf.float64)
+        # Before the line is crossed nothing may wait for the other workers.
+        with tf.control_dependencies([self.line.count()]):
+            together.join_state(
+                self._group, self._metrics, before, self._others, others_before, weight
+            )
+            loss, wishes = self._group.sums([own, wish], "oomrun.told")
+        return loss, wishes, at
 
 
 def _by_owner(objects: Objects) -> tuple[list[Kept], list[Kept], list[Kept]]:

@@ -72,7 +72,9 @@ class SharedStep(StepFunction):
         self._at_once = False
         if self._how_to_cut.suits_order and pool.limit_bytes() is not None:
             self.run_in_order(whole=False)
-        self._trace("shared", self._shared, *[tf.TensorSpec((), tf.int32)] * 4)
+        told = [tf.TensorSpec((), tf.int32)] * 4
+        self._shared = self._trace("shared", self._shared, self._shared_step, *told)
+        self._begin()
         logs, wishes, took_s = together.taken(
             self._shared, data, start, share, micro_batch_size, wish
         )
@@ -95,35 +97,34 @@ class SharedStep(StepFunction):
         micro_batch_size: tf.Tensor,
         wish: tf.Tensor,
     ) -> tuple[Logs, tf.Tensor, tf.Tensor]:
-        with self._line.ahead(self.snapshot):
-            self._computed_at = []
-            cut = self._how_to_cut
-            cutter = cutting.Cutter(
-                self._model,
-                self.snapshot,
-                compiled=executor.ordered if self._in_order else self._by_xla,
-                sums=cut.separability is Separability.SUM,
+        self._computed_at = []
+        cut = self._how_to_cut
+        cutter = cutting.Cutter(
+            self._model,
+            self.snapshot,
+            compiled=executor.ordered if self._in_order else self._by_xla,
+            sums=cut.separability is Separability.SUM,
+        )
+        metrics = list(self._model.metrics_variables)
+        known = {id(variable) for variable in metrics}
+        others = [v for v in mutable_variables(self._model) if id(v) not in known]
+        before = [tf.identity(v.value) for v in metrics]
+        others_before = [tf.identity(v.value) for v in others]
+        batch = Share(data, micro_batch_size, first, share)
+        returned = cutter.step(batch, self._apply_sums)
+        weight = tf.cast(share, tf.float64) / tf.cast(batch.samples, tf.float64)
+        # Before the line is crossed nothing may wait for the other workers.
+        with tf.control_dependencies([self._line.count()]):
+            together.join_state(
+                self._group, metrics, before, others, others_before, weight
             )
-            metrics = list(self._model.metrics_variables)
-            known = {id(variable) for variable in metrics}
-            others = [v for v in mutable_variables(self._model) if id(v) not in known]
-            before = [tf.identity(v.value) for v in metrics]
-            others_before = [tf.identity(v.value) for v in others]
-            batch = Share(data, micro_batch_size, first, share)
-            returned = cutter.step(batch, self._apply_sums)
-            weight = tf.cast(share, tf.float64) / tf.cast(batch.samples, tf.float64)
-            # Before the line is crossed nothing may wait for the other workers.
-            with tf.control_dependencies([self._line.count()]):
-                together.join_state(
-                    self._group, metrics, before, others, others_before, weight
-                )
-                names = list(returned.mean)
-                *means, wishes = self._group.sums(
-                    [*returned.mean.values(), wish], "oomrun.told"
-                )
-            logs = self._logs(returned, dict(zip(names, means, strict=True)))
-            at = self._computed_at[0] if self._computed_at else tf.zeros((), tf.float64)
-            return logs, wishes, at
+            names = list(returned.mean)
+            *means, wishes = self._group.sums(
+                [*returned.mean.values(), wish], "oomrun.told"
+            )
+        logs = self._logs(returned, dict(zip(names, means, strict=True)))
+        at = self._computed_at[0] if self._computed_at else tf.zeros((), tf.float64)
+        return logs, wishes, at
 
     def _apply_sums(self, call: Apply, gradients: Sequence[Any]) -> None:
         """Calls the optimizer with the gradients of all workers, behind the line.

@@ -2,8 +2,8 @@
 
 A step that runs out of memory before its gradients are complete has changed no weight,
 but layers may have updated statistics (BatchNorm), random generators their counters
-(Dropout), and metrics their sums. Copies of these, taken inside the step's own graph,
-are put back before the step is tried again.
+(Dropout), and metrics their sums. Copies of these, taken before the step, are put back
+before it is tried again.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from keras.src.backend.common import global_state
 
 __all__ = ["Snapshot", "mutable_variables"]
 
@@ -40,7 +41,7 @@ def mutable_variables(model: Any) -> list[Any]:
 
 
 class Snapshot:
-    """Copies of a model's mutable variables."""
+    """Copies of a model's mutable variables, and of Keras's own random state."""
 
     def __init__(self, model: Any) -> None:
         self._variables = [variable.value for variable in mutable_variables(model)]
@@ -48,10 +49,26 @@ class Snapshot:
         self.possible = size <= MAX_SNAPSHOT_BYTES
         if not self.possible:
             self._variables = []
-        self._copies = [
-            tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False, name="oomrun_undo")
-            for v in self._variables
-        ]
+        self._copies = [_copy(variable) for variable in self._variables]
+        self._generator: Any = None
+        self.grew()
+
+    def grew(self) -> bool:
+        """Adds what Keras draws from where a layer has no state of its own, once it is.
+
+        It is made when it is first drawn from, in a step's trace, say. Not by us: its
+        seed is drawn from Python's generator.
+
+        Returns:
+            Whether it was added now.
+        """
+        generator = global_state.get_global_attribute("global_seed_generator")
+        if generator in (None, self._generator) or not self.possible:
+            return False
+        self._generator = generator
+        self._variables.append(generator.state.value)
+        self._copies.append(_copy(self._variables[-1]))
+        return True
 
     def take(self) -> list[Any]:
         """Copies the values, inside a graph or eagerly, before a step.
@@ -68,3 +85,8 @@ class Snapshot:
         """Puts the values of the last ``take`` back."""
         for variable, copy in zip(self._variables, self._copies, strict=True):
             variable.assign(copy)
+
+
+def _copy(variable: Any) -> tf.Variable:
+    zeros = tf.zeros(variable.shape, variable.dtype)
+    return tf.Variable(zeros, trainable=False, name="oomrun_undo")

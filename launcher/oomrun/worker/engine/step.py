@@ -32,6 +32,7 @@ from oomrun.worker.engine import (
     written,
 )
 from oomrun.worker.engine.applying import Apply
+from oomrun.worker.engine.beginning import Beginning
 from oomrun.worker.engine.line import Line
 from oomrun.worker.engine.returning import NotCuttableError
 from oomrun.worker.engine.separability import Separability
@@ -90,6 +91,7 @@ class StepFunction:
         self.by_xla = xla and bool(model.jit_compile) and not model.run_eagerly
         self.snapshot = Snapshot(model)
         self._line = Line()
+        self._begin = Beginning(self._line, self.snapshot, eagerly=model.run_eagerly)
         self._flags = Flags(model)
         self._optimizers = 0
         self._spec: Any = None
@@ -216,8 +218,7 @@ class StepFunction:
         """
         if self._model.run_eagerly or self.by_xla or self._spec is None:
             return None
-        self._trace("whole", self._whole)
-        whole: Any = self._whole
+        whole = self._whole = self._trace("whole", self._whole, self._whole_step)
         try:
             return whole.get_concrete_function(self._spec)
         except (TypeError, ValueError):
@@ -283,16 +284,20 @@ class StepFunction:
         """
         self._spec = spec
 
-    def _trace(self, name: str, function: Any, *specs: Any) -> None:
-        """Traces ``function`` before it is first called."""
+    def _trace(self, name: str, function: Any, step: Any, *specs: Any) -> Any:
+        """``function``, compiled of ``step``, traced before it is first called."""
         done = name in self._traced
         self._traced.add(name)
         if done or self._model.run_eagerly or self._spec is None:
-            return
-        # Batches that are unlike their spec are traced when they come.
-        refused = contextlib.suppress(TypeError, ValueError)
-        with refused, self._flags.as_they_were():
-            function.get_concrete_function(self._spec, *specs)
+            return function
+        try:
+            with self._flags.as_they_were():
+                function.get_concrete_function(self._spec, *specs)
+        except (TypeError, ValueError):
+            # Batches that are unlike their spec are traced when they come, by another
+            # one: made by half, it would return nothing, and not say why.
+            return self._compiled(step)
+        return function
 
     def run(self, data: Any, samples: int, micro_batch_size: int) -> Logs:
         """One optimizer step over ``data``.
@@ -310,7 +315,8 @@ class StepFunction:
             tf.errors.ResourceExhaustedError: see ``applying`` and ``snapshot``.
         """
         if micro_batch_size >= samples:
-            self._trace("whole", self._whole)
+            self._whole = self._trace("whole", self._whole, self._whole_step)
+            self._begin()
             in_order = executor.in_order() if self._whole_in_order else None
             # XLA is given the variables' own memory to write to: where it fails, they
             # may hold anything. Measured: weights that were no numbers.
@@ -327,7 +333,9 @@ class StepFunction:
             and pool.limit_bytes() is not None
         ):
             self.run_in_order(whole=False)
-        self._trace("parts", self._parts, tf.TensorSpec((), tf.int32))
+        size = tf.TensorSpec((), tf.int32)
+        self._parts = self._trace("parts", self._parts, self._split_step, size)
+        self._begin()
         return self._parts(  # type: ignore[no-any-return]
             data, tf.constant(micro_batch_size, tf.int32)
         )
@@ -358,25 +366,23 @@ class StepFunction:
         def step(data: Any) -> Any:
             return cutting.whole_step(self._model, data, on_apply)
 
-        with self._line.ahead(self.snapshot):
-            return self._by_xla(step)(data)  # type: ignore[no-any-return]
+        return self._by_xla(step)(data)  # type: ignore[no-any-return]
 
     def _split_step(self, data: Any, micro_batch_size: tf.Tensor) -> Logs:
-        with self._line.ahead(self.snapshot):
-            cut = self._how_to_cut
-            cutter = cutting.Cutter(
-                self._model,
-                self.snapshot,
-                compiled=executor.ordered if self._in_order else self._by_xla,
-                sums=cut.separability is Separability.SUM,
-            )
-            batch = cutting.Batch(data, micro_batch_size)
-            # It is not traced once more for what is known of it.
-            specs, seen = (self._cut_as or self)._seen
-            alike = seen is not None and specs == slicing.specs_of(data)
-            returned = cutter.step(batch, self._apply, found=seen if alike else None)
-            logs: Logs = returned.logs(cut.averaged)
-            return logs
+        cut = self._how_to_cut
+        cutter = cutting.Cutter(
+            self._model,
+            self.snapshot,
+            compiled=executor.ordered if self._in_order else self._by_xla,
+            sums=cut.separability is Separability.SUM,
+        )
+        batch = cutting.Batch(data, micro_batch_size)
+        # It is not traced once more for what is known of it.
+        specs, seen = (self._cut_as or self)._seen
+        alike = seen is not None and specs == slicing.specs_of(data)
+        returned = cutter.step(batch, self._apply, found=seen if alike else None)
+        logs: Logs = returned.logs(cut.averaged)
+        return logs
 
     def _apply(self, call: Apply, gradients: Sequence[Any] | None = None) -> None:
         """Calls the optimizer behind the line, where nothing can be undone any more."""
