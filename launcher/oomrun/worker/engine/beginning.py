@@ -13,6 +13,7 @@ too, which are taken out of the graph (docs/decisions/0042).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -33,16 +34,12 @@ class Beginning:
 
     def __init__(self, line: Line, snapshot: Snapshot, *, eagerly: bool) -> None:
         self._line, self._snapshot, self._eagerly = line, snapshot, eagerly
-        self._run: Callable[[], None] | None = None
+        self._run: Callable[[], Any] | None = None
 
     def __call__(self) -> None:
         """Nothing of the step may have run."""
         if self._snapshot.grew() or self._run is None:
-            self._run = self._begin
-            if not self._eagerly:
-                self._run = tf.function(
-                    tf.autograph.experimental.do_not_convert(self._begin)
-                )
+            self._run = self._begin if self._eagerly else _compiled(self._begin)
         self._run()
 
     def _begin(self) -> None:
@@ -50,3 +47,9 @@ class Beginning:
         # were written, so that nothing is undone with half of the copies.
         with tf.control_dependencies(self._snapshot.take()):
             self._line.begin()
+
+
+def _compiled(begin: Callable[[], None]) -> Callable[[], Any]:
+    function = tf.function(tf.autograph.experimental.do_not_convert(begin))
+    # Called as it is: to look it up would take as long as to run it.
+    return function.get_concrete_function()  # type: ignore[no-any-return]
