@@ -38,6 +38,7 @@ _SHARE = 0.05
 # Calls of a ``map`` at once, to begin with: there may be as many elements, finished. As
 # it is, it begins with one for each core.
 _CALLS = 2
+_PARALLELISM = "initial_parallelism"
 # Batches of arrays beside the one that was pulled: one that was made, one that waits.
 _AHEAD = 2
 # To copy one takes milliseconds, and longer only where others have the processor.
@@ -73,8 +74,10 @@ def _options(given: Any, budget: int) -> tf.data.Options:
     options = tf.data.Options()
     if given.ram_budget is None:
         options.autotune.ram_budget = budget
-    if given.initial_parallelism is None:
-        options.autotune.initial_parallelism = min(_CALLS, os.cpu_count() or 1)
+    # TensorFlow 2.16 has it not: False.
+    if getattr(given, _PARALLELISM, False) is None:
+        calls = min(_CALLS, os.cpu_count() or 1)
+        setattr(options.autotune, _PARALLELISM, calls)
     return options
 
 
@@ -84,7 +87,8 @@ def least(dataset: Any) -> Any:
         return dataset
     options = tf.data.Options()
     options.autotune.ram_budget = places.LARGE
-    options.autotune.initial_parallelism = 1
+    if hasattr(options.autotune, _PARALLELISM):
+        setattr(options.autotune, _PARALLELISM, 1)
     return dataset.with_options(options)
 
 
