@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,8 @@ STRATEGY = tf.distribute.get_strategy()
 def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """``seed_unseeded`` replaces ``Dataset.shuffle``, for this test only."""
     monkeypatch.setattr(tf.data.Dataset, "shuffle", tf.data.Dataset.shuffle)
+    made = keras.random.SeedGenerator.__init__
+    monkeypatch.setattr(keras.random.SeedGenerator, "__init__", made)
     yield
     tf.random.set_seed(None)
 
@@ -29,8 +32,8 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class Shuffled(keras.utils.PyDataset):
     """Draws a new order from NumPy's generator after every epoch."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
         self.order = np.arange(22)
 
     def __len__(self) -> int:
@@ -41,6 +44,13 @@ class Shuffled(keras.utils.PyDataset):
 
     def on_epoch_end(self) -> None:
         np.random.shuffle(self.order)
+
+
+class Constant(Shuffled):
+    """Has the same batches in every epoch."""
+
+    def on_epoch_end(self) -> None:
+        pass
 
 
 def generated() -> Iterator[Any]:
@@ -90,6 +100,12 @@ SOURCES: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "dataset, unknown length": lambda: {"x": unknown()},
     "PyDataset": lambda: {"x": Shuffled()},
+    # Keras draws the order of the batches, besides.
+    "PyDataset, shuffled": lambda: {"x": Shuffled(), "shuffle": True},
+    "PyDataset, shuffled, fixed steps": lambda: {
+        "x": Constant(), "shuffle": True, "steps_per_epoch": 4,
+    },
+    "PyDataset, read by threads": lambda: {"x": Shuffled(workers=2)},
     "generator": lambda: {
         "x": ((batch,) for _ in range(3) for batch in generated()),
         "steps_per_epoch": 5,
@@ -114,7 +130,7 @@ def trained(epochs: EpochIterator) -> list[list[int]]:
     """The batches of one epoch, as ``fit`` of any Keras version asks for them."""
     found = []
     with epochs.catch_stop_iteration():
-        for _, _, iterator in epochs.enumerate_epoch():
+        for *_, iterator in epochs.enumerate_epoch():
             found.append(np.asarray(next(iterator)).ravel().tolist())
     return found
 
@@ -182,11 +198,41 @@ def test_a_dataset_that_two_fits_share_goes_on() -> None:
     assert trained(fits[1]) == epochs[2]
 
 
+def test_an_order_is_that_of_before_the_generators_were_put_back() -> None:
+    """A checkpoint may be of where it was drawn, and the first batch not trained."""
+    source = "PyDataset, shuffled"
+    whole = restarted(source, 5)
+    uninterrupted = [trained(whole) for _ in range(2)]
+    epochs = restarted(source, 5)
+    epochs.enter_at(Position(epochs=1, batches=0))
+    found, put_back = [], None
+    with epochs.catch_stop_iteration():
+        for *_, iterator in epochs.enumerate_epoch():
+            if put_back is None:
+                random.seed(77)
+                put_back = random.getstate()
+            assert epochs.gives(iterator)
+            found.append(np.asarray(next(iterator)).ravel().tolist())
+    assert found == uninterrupted[1]
+    assert random.getstate() == put_back
+
+
+def test_a_position_is_reached_before_the_end_of_its_epoch_draws() -> None:
+    """What is put back then is what the next epoch's order was drawn from."""
+    epochs, seen = restarted("PyDataset", 5), []
+    data = epochs.data_adapter.py_dataset
+    epochs.arrived = lambda: seen.append(data.order.tolist())
+    epochs.enter_at(Position(epochs=0, batches=6))
+    assert trained(epochs) == []
+    assert seen == [list(range(22))]
+    assert data.order.tolist() != seen[0]
+
+
 def test_several_steps_an_execution() -> None:
     def executions(epochs: EpochIterator) -> list[list[int]]:
         found = []
         with epochs.catch_stop_iteration():
-            for _, _, iterator in epochs.enumerate_epoch():
+            for *_, iterator in epochs.enumerate_epoch():
                 for _ in epochs.steps_due():
                     found.append(np.asarray(next(iterator)).tolist())
         return found

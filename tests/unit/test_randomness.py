@@ -19,6 +19,8 @@ from oomrun.worker.encoding import decode, encode
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(tf.data.Dataset, "shuffle", tf.data.Dataset.shuffle)
+    made = keras.random.SeedGenerator.__init__
+    monkeypatch.setattr(keras.random.SeedGenerator, "__init__", made)
     _new_process()
     yield
     _new_process()
@@ -103,3 +105,84 @@ def test_restoring_before_keras_was_used() -> None:
     one = random.random()
     randomness.restore(state)
     assert random.random() == one
+
+
+class Noisy(keras.losses.Loss):
+    """Draws by a generator that it holds itself, as no layer does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        shape = keras.ops.shape(y_pred)
+        return keras.random.normal(shape, seed=self.seeds) + y_pred - y_true
+
+
+class Trained:
+    """What a script builds each time that it begins: generators of every kind."""
+
+    def __init__(self) -> None:
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(4)
+        self.model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+        )
+        self.model.compile("sgd", Noisy())
+        self.loose = keras.random.SeedGenerator()
+        self.alike = [keras.random.SeedGenerator(7, name="alike") for _ in range(2)]
+
+    def draw(self) -> list[Any]:
+        """A number of each generator that is not the model's."""
+        alike = [keras.random.normal((), seed=seeds) for seeds in self.alike]
+        loose = keras.random.normal((), seed=self.loose)
+        loss = self.model.loss(np.zeros((2, 1)), np.zeros((2, 1)))
+        return [float(value) for value in [*alike, loose, loss]]
+
+
+def test_generators_that_no_model_holds_are_saved() -> None:
+    randomness.seed_unseeded(1)
+    first = Trained()
+    first.draw()
+    first.alike[1].next()
+    packed: dict[str, Any] = {}
+    kept = encode(randomness.save(first.model), packed, "random")
+    wanted = [first.draw() for _ in range(2)]
+
+    del first
+    _new_process()
+    randomness.seed_unseeded(1)
+    second = Trained()
+    dropout = second.model.layers[0].seed_generator
+    dropout.next()
+    before = dropout.state.numpy().tolist()
+    randomness.restore(decode(kept, packed))
+    assert [second.draw() for _ in range(2)] == wanted
+    # The model's own is restored with the model, which may have been trained since.
+    assert dropout.state.numpy().tolist() == before
+
+
+def test_generators_that_cannot_be_told_apart_are_left_alone() -> None:
+    randomness.seed_unseeded(1)
+    first = Trained()
+    first.draw()
+    state = randomness.save(first.model)
+
+    randomness.seed_unseeded(1)
+    second = Trained()
+    third = keras.random.SeedGenerator(7, name="alike")
+    randomness.restore(state)
+    seeds = [*second.alike, third]
+    assert [g.state.numpy().tolist() for g in seeds] == [[7, 0]] * 3
+    assert second.loose.state.numpy().tolist()[1] == 1
+
+
+def test_without_a_model_the_generators_of_layers_stay_as_they_are() -> None:
+    """They are the model's, whose variables are not put back then."""
+    randomness.seed_unseeded(1)
+    trained = Trained()
+    state = randomness.save()
+    trained.draw()
+    wanted = trained.loose.state.numpy().tolist()
+    randomness.restore(state)
+    assert trained.loose.state.numpy().tolist() == wanted

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 from keras.src import backend
 
-from oomrun.worker.engine import cutting, models
+from oomrun.worker.engine import attributes, cutting, models
 
 __all__ = ["from_batch", "from_spec"]
 
@@ -53,9 +53,10 @@ def from_batch(model: Any, data: Any) -> None:
     except _NOT_SYMBOLIC:
         pass
     # Traced, and never run: what a step of the user's makes, only the step knows.
-    tf.function(
-        lambda: cutting.whole_step(model, data, lambda call: None)
-    ).get_concrete_function()
+    with attributes.left_as_they_were(model):
+        tf.function(
+            lambda: cutting.whole_step(model, data, lambda call: None)
+        ).get_concrete_function()
 
 
 def _build(model: Any, batch: Any) -> None:
@@ -63,7 +64,8 @@ def _build(model: Any, batch: Any) -> None:
     if not all(layer.built for layer in model._flatten_layers()):
         # As a step calls it: Keras's own way leaves out what only training reaches.
         symbolic = keras.tree.map_structure(_symbolic_alike, inputs)
-        backend.compute_output_spec(model, symbolic, training=True)
+        with attributes.left_as_they_were(model):
+            backend.compute_output_spec(model, symbolic, training=True)
     model._symbolic_build(data_batch=(inputs, *others))
 
 

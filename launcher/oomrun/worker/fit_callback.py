@@ -83,6 +83,7 @@ class _EngineCallback(keras.callbacks.Callback):  # type: ignore[misc]
         # Keras begins here; BackupAndRestore uses the same entrance.
         call.model._initial_epoch = state["epoch"]
         self._session.restored(call, state)
+        call.iterator.arrived = self._restore_random
         call.iterator.enter_at(
             Position(
                 epochs=state["epoch"] - state["initial_epoch"],

@@ -9,7 +9,8 @@ which recovery never changes, and so a count of samples.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from keras.src.trainers import data_adapters
 from oomrun.worker import pool, read_ahead
 from oomrun.worker.randomness import EpochSeed
 
-__all__ = ["DataEndedError", "EpochIterator", "Position", "fingerprint"]
+__all__ = ["DataEndedError", "EpochIterator", "Position", "fingerprint", "goes_on"]
 
 _HASHED_BYTES = 1 << 20
 
@@ -66,6 +67,9 @@ class EpochIterator(keras_trainer.TFEpochIterator):  # type: ignore[misc]
         self._epochs_begun = 0
         self._entrance: Position | None = None
         self._done_of_execution = 0
+        self._given: Any = None
+        #: Called once the data is at the position that was to be entered.
+        self.arrived: Callable[[], None] | None = None
         #: Whether the last batch stepped over was the one trained; None: not known.
         self.repeats: bool | None = None
         epoch_seed.building(
@@ -110,13 +114,15 @@ class EpochIterator(keras_trainer.TFEpochIterator):  # type: ignore[misc]
         """The next epoch that is iterated begins at ``position``."""
         self._entrance = position
 
+    def gives(self, iterator: Any) -> bool:
+        """Whether Keras was given ``iterator`` for the step that it takes now."""
+        return iterator is self._given
+
     def _enumerate_iterator(self) -> Iterator[Any]:
         entrance, self._entrance = self._entrance, None
-        if entrance is None:
-            yield from self._one_epoch()
-            return
-        self.pass_epochs(entrance.epochs)
-        yield from self._enter(entrance)
+        for item in self._one_epoch() if entrance is None else self._enter(entrance):
+            self._given = item[-1]
+            yield item
 
     # Keras before 3.7 iterates by this name.
     def enumerate_epoch(self) -> Iterator[Any]:
@@ -144,12 +150,16 @@ class EpochIterator(keras_trainer.TFEpochIterator):  # type: ignore[misc]
                 self._step_over(iterator, self.steps_per_execution)
             return
         # A new iterator is made for every epoch; making it draws its shuffle.
-        if _draws_while_read(getattr(self.data_adapter, "_dataset", None)):
+        dataset = getattr(self.data_adapter, "_dataset", None)
+        if _draws_while_read(dataset) or _reads_ahead(self.data_adapter):
             with self.catch_stop_iteration():
                 for *_, iterator in epoch:
                     for _ in range(self.steps_per_execution):
                         next(iterator)
         elif self._num_batches:
+            if self._draws_at_first_read:
+                next(epoch)
+                next(self.data_adapter.get_numpy_iterator())
             for _ in epoch:
                 pass  # nothing is read, but Keras makes one more iterator at the end
         else:
@@ -157,7 +167,18 @@ class EpochIterator(keras_trainer.TFEpochIterator):  # type: ignore[misc]
             epoch.close()  # type: ignore[attr-defined]
             self.data_adapter.on_epoch_end()
 
+    @property
+    def _draws_at_first_read(self) -> bool:
+        """Whether an epoch's order is drawn, from Python's generator, as it is read."""
+        adapter = self.data_adapter
+        is_own = isinstance(adapter, data_adapters.PyDatasetAdapter)
+        return is_own and adapter.shuffle and adapter.num_batches is not None
+
     def _enter(self, entrance: Position) -> Iterator[Any]:
+        self.pass_epochs(entrance.epochs)
+        if entrance.batches == 0 and self._draws_at_first_read:
+            yield from self._enter_before_the_order()
+            return
         passed = 0
         last: Any = None
         for item in self._one_epoch():
@@ -167,11 +188,25 @@ class EpochIterator(keras_trainer.TFEpochIterator):  # type: ignore[misc]
                 passed += count
                 if passed == entrance.batches and entrance.fingerprint:
                     self.repeats = fingerprint(last) == entrance.fingerprint
+                # Before Keras ends an epoch that is done, which may draw the next one.
+                if passed == entrance.batches and self.arrived is not None:
+                    self.arrived()
                 if count == self.steps_per_execution or passed == self.num_batches:
                     continue
                 # Stopped within an execution of several steps: the rest of it is due.
                 self._done_of_execution = count
             yield item
+
+    def _enter_before_the_order(self) -> Iterator[Any]:
+        """An epoch whose first batch was read, which drew its order, but not trained.
+
+        The generator is put to where it was after that before this one is read.
+        """
+        drawn_from = random.getstate()
+        batches: Iterator[Any] | None = None
+        for *steps, iterator in self._one_epoch():
+            batches = batches or _in_order_of(drawn_from, iterator)
+            yield *steps, batches
 
     def steps_due(self) -> range:
         """The steps of the execution that is begun, all but after an entrance in it."""
@@ -189,6 +224,39 @@ class EpochIterator(keras_trainer.TFEpochIterator):  # type: ignore[misc]
                     "it has changed since the checkpoint was written"
                 ) from None
         return data
+
+
+def goes_on(iterator: Any) -> bool:
+    """Whether it is over a dataset of whose orders each iterator has the next one."""
+    dataset = getattr(iterator, "_dataset", None)
+    return isinstance(dataset, tf.data.Dataset) and _shuffles(dataset)
+
+
+def _in_order_of(state: Any, iterator: Iterator[Any]) -> Iterator[Any]:
+    """All of ``iterator``; what its first item draws is drawn from ``state``.
+
+    A generator that was put elsewhere since is left there.
+    """
+    now = random.getstate()
+    random.setstate(state)
+    first = next(iterator, None)
+    if now != state:
+        random.setstate(now)
+    if first is not None:
+        yield first
+        yield from iterator
+
+
+def _reads_ahead(adapter: Any) -> bool:
+    """Whether threads of Keras's own read a PyDataset.
+
+    What they have read of an epoch that is then not read to its end, they give in the
+    next one.
+    """
+    data = getattr(adapter, "py_dataset", None)
+    if data is None or adapter.num_batches is None:
+        return False
+    return bool(data.workers > 1 or (data.workers > 0 and data.use_multiprocessing))
 
 
 # Reading one of these makes no iterator of its input but the one made with its own.

@@ -23,6 +23,8 @@ from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import global_seed_generator
 from tensorflow.python.eager import context
 
+from oomrun.worker import checkpointing, seeds
+
 __all__ = ["EpochSeed", "global_seed", "restore", "save", "seed_unseeded"]
 
 
@@ -34,8 +36,10 @@ def global_seed() -> int | None:
 def seed_unseeded(seed: int) -> None:
     """Seeds Python's and NumPy's generators, and every unseeded ``tf.data`` shuffle.
 
-    Keras takes the seeds of its initializers and random layers from Python's.
+    Keras takes the seeds of its initializers and random layers from Python's. Those of
+    them that no model keeps are followed from now on, to be saved.
     """
+    seeds.follow()
     random.seed(seed)
     np.random.seed(seed % 2**32)
     _seed_shuffles(seed)
@@ -106,8 +110,13 @@ def _keras_generator() -> Any:
     return None if generator is None else generator.state
 
 
-def save() -> dict[str, Any]:
-    """The state of Python's, NumPy's and Keras's generators, as plain data."""
+def save(model: Any = None) -> dict[str, Any]:
+    """The state of Python's, NumPy's and Keras's generators, as plain data.
+
+    Args:
+        model: has variables that are saved elsewhere; Keras's seed generators that are
+            not among them are saved here too.
+    """
     state: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=True),
@@ -115,6 +124,9 @@ def save() -> dict[str, Any]:
     variable = _keras_generator()
     if variable is not None:
         state["keras"] = np.array(variable.numpy())
+    if model is not None:
+        kept = checkpointing.training_variables(model)
+        state["seeds"] = seeds.save(kept if variable is None else [*kept, variable])
     return state
 
 
@@ -123,5 +135,6 @@ def restore(state: dict[str, Any]) -> None:
     if "keras" in state:
         # Making the generator draws from Python's: it comes first.
         global_seed_generator().state.assign(state["keras"])
+    seeds.restore(state.get("seeds", {}))
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])

@@ -332,7 +332,7 @@ class Session:
             "initial_epoch": call.initial_epoch,
             "data": "" if self._last is None else position.fingerprint(self._last),
             "callbacks": callback_state.save(call.callbacks),
-            "random": randomness.save(),
+            "random": randomness.save(call.model),
             "result": result,
             "loop": None if call.loop is None else call.loop(),
         }

@@ -14,7 +14,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from oomrun.worker import announcing, building, caveats, checkpointing, measuring
+from oomrun.worker import (
+    announcing,
+    building,
+    caveats,
+    checkpointing,
+    measuring,
+    position,
+)
 from oomrun.worker.engine import returning, slicing, step
 from oomrun.worker.engine.separability import Separability
 from oomrun.worker.engine.shared_step import SharedStep
@@ -27,6 +34,14 @@ from oomrun.worker.session import Session
 from oomrun.worker.sharing import Sharing
 
 __all__ = ["TrainFunction"]
+
+_NESTED_DATA = (
+    "data-not-repeated",
+    "a callback calls fit within a fit, on a tf.data.Dataset with a shuffle: after a "
+    "restart such a dataset begins with its first order again, whatever it had come to "
+    "before. One that is made anew for each of these calls, or arrays, give the same "
+    "batches as without the restart",
+)
 
 
 def _loss(logs: Any) -> Any:
@@ -63,10 +78,8 @@ class TrainFunction:
     def __call__(self, iterator: Any) -> Any:
         logs = None
         steps = range(self._model.steps_per_execution)
-        call = self._session.fit
-        if call is None or call.model is not self._model:
-            call = None
-        else:
+        call = self._fit_of(iterator)
+        if call is not None:
             steps = call.iterator.steps_due()
         for _ in steps:
             try:
@@ -76,9 +89,25 @@ class TrainFunction:
                     self._end_of_data(iterator)
                     raise StopIteration from None
                 break
-            logs = returning.aside(self._step(data))
+            logs = returning.aside(self._step(data, in_fit=call is not None))
             del data  # before the next one is read
         return logs
+
+    def _fit_of(self, iterator: Any) -> FitCall | None:
+        """The script's ``fit`` if these are its batches.
+
+        They are not in a ``train_on_batch``, nor in a ``fit`` that a callback calls
+        within another, not even where it trains the same model: such steps are no part
+        of the data that the position counts.
+        """
+        call = self._session.fit
+        if call is None or call.model is not self._model or call.iterator is None:
+            return None
+        if call.iterator.gives(iterator):
+            return call
+        if self._session.launch.attempt > 1 and position.goes_on(iterator):
+            self._session.note(*_NESTED_DATA)
+        return None
 
     def _next(self, iterator: Any, call: FitCall | None) -> Any:
         """The next batch, once those that are read ahead of it lie in their places."""
@@ -104,7 +133,7 @@ class TrainFunction:
         with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
             self._original(iterator)
 
-    def _step(self, data: Any) -> Any:
+    def _step(self, data: Any, *, in_fit: bool) -> Any:
         session = self._session
         if self._function is None:
             building.from_batch(self._model, data)
@@ -115,8 +144,6 @@ class TrainFunction:
                 self._session.note(*note)
             announcing.optimizer_replaced(self._session, self._model)
         samples = slicing.batch_size(data)
-        # Not in a train_on_batch, nor in a fit that a callback calls within another.
-        in_fit = session.fit is not None and session.fit.model is self._model
         if in_fit:
             session.before_step(data, samples)
             self._search.before_step(
@@ -144,7 +171,7 @@ class TrainFunction:
                 # Only its text is kept: its frames hold the failed step's tensors.
                 message = str(error)
             for sizes, failed, text in self._blamed(size, message):
-                self._exhausted(data, sizes, failed, samples, text)
+                self._exhausted(data, sizes, failed, samples, text, in_fit=in_fit)
         session.micro_batches.ran(size)
         seconds = time.perf_counter() - began
         if in_fit:
@@ -222,22 +249,31 @@ class TrainFunction:
         return [(self._session.micro_batches, size, message)]
 
     def _exhausted(
-        self, data: Any, sizes: MicroBatches, size: int, samples: int, message: str
+        self,
+        data: Any,
+        sizes: MicroBatches,
+        size: int,
+        samples: int,
+        message: str,
+        *,
+        in_fit: bool,
     ) -> None:
         """Returns where the step can be taken again, with a smaller micro-batch."""
         assert self._function is not None
         session, function = self._session, self._function
         applying = function.applying
         undone = not applying and function.snapshot.possible
+        # What a callback had begun would not be done again after a checkpoint of now.
+        saves = undone and (in_fit or session.fit is None)
         if undone:
             function.snapshot.restore()
         phase = "apply" if function.at_last_optimizer else "gradients"
-        if sizes is session.micro_batches and undone and size in sizes.measured:
+        if sizes is session.micro_batches and saves and size in sizes.measured:
             session.leave_if_leaking(size, phase, message)
         if samples > 1 and not function.lost and not self._may_cut(data):
             sizes.report(size, phase, message, recovery="none")
         elif sizes.shrink(size, samples, phase, message, safe=undone):
             return
-        if undone:
+        if saves:
             session.emergency_checkpoint()
         session.leave_for_restart()

@@ -19,16 +19,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from oomrun.worker.engine import drawing, executor, losses, models, slicing, written
+from oomrun.worker.engine import (
+    drawing,
+    executor,
+    lookups,
+    losses,
+    models,
+    slicing,
+    written,
+)
 from oomrun.worker.engine.applying import Apply, Tapes, intercepting, optimizers_of
 from oomrun.worker.engine.gradients import GradientSum
-from oomrun.worker.engine.returning import (
-    Logs,
-    NotCuttableError,
-    Returned,
-    flat,
-    specs,
-)
+from oomrun.worker.engine.returning import Logs, NotCuttableError, Returned, flat, specs
 from oomrun.worker.engine.snapshot import Snapshot
 
 __all__ = ["Batch", "Cutter", "Scouted", "Weights", "whole_step"]
@@ -205,6 +207,8 @@ class Cutter:
                         "optimizer (the optimizer's own clipnorm, global_clipnorm and "
                         "clipvalue can be cut)"
                     )
+                if lookups.inexact(call.gradients, call.optimizer):
+                    raise NotCuttableError(lookups.TWO_WAYS)
             written.check(graph, self._model)
             if self._own and not applies:
                 raise NotCuttableError("its train_step calls no optimizer")

@@ -1,12 +1,12 @@
 """The sum of gradients over micro-batches, as loop variables.
 
 A dense gradient is added up in place. A sparse one (of an embedding) is kept as the
-rows it consists of (``rows.py``).
+rows it consists of, or would consist of in the whole batch (``rows.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -35,16 +35,18 @@ class GradientSum:
     ) -> None:
         self._example = list(example)
         self._weights = list(weights)
-        self._rows = rows.Rows(samples, micro_batch_size)
+        self._samples = samples
+        cut = rows.Rows(samples, micro_batch_size)
+        self._rows = [rows.of(gradient, cut) for gradient in self._example]
 
     def zeros(self) -> list[Any]:
         """The loop variables before the first part."""
         state: list[Any] = []
-        for gradient, weight in zip(self._example, self._weights, strict=True):
+        for gradient, weight, kept in self._each(self._example):
             if gradient is None:
                 continue
             if isinstance(gradient, tf.IndexedSlices):
-                state.append(self._rows.begin(gradient))
+                state.append(kept.begin(gradient))
             else:
                 state.append(self._zeros(weight.shape, gradient.dtype))
         return state
@@ -55,7 +57,7 @@ class GradientSum:
         Of a constant it makes two tensors before the first step, one of which stays,
         and dies of SIGSEGV where there is no room for them (measured).
         """
-        return tf.fill(shape, tf.cast(tf.minimum(self._rows.samples, 0), dtype))
+        return tf.fill(shape, tf.cast(tf.minimum(self._samples, 0), dtype))
 
     def add(
         self, state: Sequence[Any], index: tf.Tensor, gradients: Sequence[Any]
@@ -63,11 +65,11 @@ class GradientSum:
         """The loop variables after part ``index``, whose gradients are given."""
         old = iter(state)
         new: list[Any] = []
-        for gradient, weight in zip(gradients, self._weights, strict=True):
+        for gradient, weight, kept in self._each(gradients):
             if gradient is None:
                 continue
             if isinstance(gradient, tf.IndexedSlices):
-                new.append(self._rows.add(next(old), index, gradient))
+                new.append(kept.add(next(old), index, gradient))
             else:
                 # A reshape in the gradient's computation may have lost its shape.
                 new.append(next(old) + tf.ensure_shape(gradient, weight.shape))
@@ -77,13 +79,17 @@ class GradientSum:
         """The gradients of the whole batch, per weight as in ``example``."""
         final = iter(state)
         gradients: list[Any] = []
-        for example, weight in zip(self._example, self._weights, strict=True):
+        for example, weight, kept in self._each(self._example):
             if example is None:
                 gradients.append(None)
             elif isinstance(example, tf.IndexedSlices):
-                found = self._rows.result(next(final))
-                shape = tf.constant(list(weight.shape), found[1].dtype)
-                gradients.append(rows.joined(example, *found, shape))
+                values, indices = kept.result(next(final))
+                shape = tf.constant(list(weight.shape), indices.dtype)
+                gradients.append(rows.joined(example, values, indices, shape))
             else:
                 gradients.append(next(final))
         return gradients
+
+    def _each(self, gradients: Sequence[Any]) -> Iterator[tuple[Any, Any, Any]]:
+        """Gradients, with their weights and how their rows are kept."""
+        return zip(gradients, self._weights, self._rows, strict=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from oomrun.worker.engine import attributes
 from oomrun.worker.engine.applying import optimizers_of
 from oomrun.worker.engine.reading import as_array, reference, references
 
@@ -64,12 +65,19 @@ def bytes_by_kind(model: Any) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def left_as_it_was(variables: Sequence[Any]) -> Iterator[None]:
-    """Puts the values that the variables have now back at the end."""
+def left_as_it_was(variables: Sequence[Any], model: Any = None) -> Iterator[None]:
+    """Puts the values that the variables have now back at the end.
+
+    Args:
+        variables: what a step writes.
+        model: whose attributes are put back as well (``attributes.py``); None: none.
+    """
     # On the host: the device has no room for a second copy of everything.
     before = host_copies(variables)
+    nothing = contextlib.nullcontext()
     try:
-        yield
+        with nothing if model is None else attributes.left_as_they_were(model):
+            yield
     finally:
         for variable, value in zip(variables, before, strict=True):
             variable.assign(value)

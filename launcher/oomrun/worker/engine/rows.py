@@ -17,10 +17,13 @@ strided_slice_op.cc, which writes into its input where nothing else holds it, an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["Rows", "joined"]
+from oomrun.worker.engine import lookups
+
+__all__ = ["Distinct", "Rows", "joined", "of"]
 
 #: Values, indices, how many rows there are, and for how many there is room.
 State = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]
@@ -79,15 +82,48 @@ class Rows:
         return values[:rows], indices[:rows]
 
 
+class Distinct:
+    """The rows of lookups that the whole batch makes once for each place."""
+
+    def begin(self, example: tf.IndexedSlices) -> State:
+        """The loop variables before the first part."""
+        none = tf.constant(0)
+        return _no_rows(example.values), _no_rows(example.indices), none, none
+
+    def add(self, state: State, index: tf.Tensor, gradient: tf.IndexedSlices) -> State:
+        """The loop variables after part ``index``, whose gradient is given.
+
+        Added up at each part: all that the parts have may be many times the table.
+        """
+        values, indices, *none = state
+        values, indices = _added_up(
+            tf.concat([values, gradient.values], 0),
+            tf.concat([indices, gradient.indices], 0),
+        )
+        shape = [None, *state[0].shape[1:]]
+        return tf.ensure_shape(values, shape), indices, *none
+
+    def result(self, state: State) -> tuple[tf.Tensor, tf.Tensor]:
+        """Values and indices of all parts."""
+        return state[0], state[1]
+
+
+def of(example: Any, cut: Rows) -> Rows | Distinct:
+    """How the rows of a gradient are kept whose parts are as ``example``."""
+    if isinstance(example, tf.IndexedSlices):
+        return Distinct() if _once(example) else cut
+    return cut
+
+
 def joined(
     example: tf.IndexedSlices, values: tf.Tensor, indices: tf.Tensor, shape: tf.Tensor
 ) -> tf.IndexedSlices:
     """The gradient of the whole batch, from the rows of all its parts.
 
     Keras's optimizers square row by row, so that rows cannot be added up before. But
-    where each part has the very same ones (an embedding of positions) they are: the
-    whole batch has each once. (Where chance has drawn them, negatives say, they
-    differ. A device without samples has none.)
+    where each part has the very same ones (an embedding of positions), or looks each
+    place up once, they are: the whole batch has each once. (Where chance has drawn
+    them, negatives say, they differ. A device without samples has none.)
 
     Args:
         example: one part's gradient.
@@ -95,6 +131,8 @@ def joined(
         indices: where they belong.
         shape: of the weight.
     """
+    if _once(example):
+        return tf.IndexedSlices(*_added_up(values, indices), shape)
     places = _places(example)
     if places is None:
         return tf.IndexedSlices(values, indices, shape)
@@ -109,6 +147,16 @@ def joined(
 
     found, rows = tf.cond(same, added, lambda: (values, indices))
     return tf.IndexedSlices(found, rows, shape)
+
+
+def _once(example: tf.IndexedSlices) -> bool:
+    return lookups.kind(example) is lookups.Kind.ONCE
+
+
+def _added_up(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """One row for each place, in the order in which the places first come."""
+    places, row = tf.unique(indices)
+    return tf.math.unsorted_segment_sum(values, row, tf.size(places)), places
 
 
 def _places(gradient: tf.IndexedSlices) -> int | None:

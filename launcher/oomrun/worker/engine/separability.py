@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import keras
 import tensorflow as tf
 
-from oomrun.worker.engine import losses, slicing
+from oomrun.worker.engine import attributes, losses, slicing
 
 __all__ = [
     "COMPARES",
@@ -135,6 +135,13 @@ def trial_of_all(
     samples = slicing.batch_size(data)
     if samples < _LEAST:
         return None
+    with attributes.left_as_they_were(model):
+        return _trial_of_all(model, data, samples, loss_of)
+
+
+def _trial_of_all(
+    model: Any, data: Any, samples: int, loss_of: Callable[..., Any]
+) -> tuple[float, ...] | None:
     try:
         predictions = _predictions(model, data[0], max(1, samples // 8))
     except tf.errors.ResourceExhaustedError:

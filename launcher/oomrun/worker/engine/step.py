@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from oomrun.worker import pool
 from oomrun.worker.engine import (
+    attributes,
     cutting,
     executor,
     models,
@@ -123,7 +124,7 @@ class StepFunction:
     def cut(self, data: Any) -> Cut:
         """How this model's batches can be cut, tried on the first rows of ``data``."""
         if self._cut is None:
-            with self._flags.as_they_were():
+            with self._flags.as_they_were(), attributes.left_as_they_were(self._model):
                 self._cut = self._scouted(self._try(data), data)
         return self._cut
 

@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from oomrun.worker.engine import (
+    attributes,
     comparing,
     cutting,
     drawing,
@@ -100,13 +101,13 @@ def try_step(
 
 def _try_rows(model: Any, few: Any, snapshot: Snapshot, sums: bool) -> Verdict:
     rows = slicing.batch_size(few)
-    before = _plain_state(model)
+    before = attributes.Attributes(model)
     try:
         # First of all: what it refuses must not be run, not even on a few rows. It
         # makes what variables the step still makes, too.
         cutting.Cutter(model, snapshot).scout(few)
         variables = keeping.variables_of(model)
-        if model.run_eagerly and _plain_state(model) != before:
+        if model.run_eagerly and before.changed():
             return Verdict(reason="its step keeps numbers in Python between batches")
         whole, again = _runs(model, _whole(model, rows), few, variables, 2)
         in_parts = _in_parts(model, rows, snapshot, sums)
@@ -116,13 +117,14 @@ def _try_rows(model: Any, few: Any, snapshot: Snapshot, sums: bool) -> Verdict:
     except UNTRACEABLE as error:
         return Verdict(reason=cannot_trace(error))
     finally:
-        vars(model).update(before)
+        before.restore()
     return _judge(model, variables, whole, again, parts)
 
 
 def try_evaluation(model: Any, data: Any) -> Verdict:
     """Tries which metrics can be had from parts of a batch; ``reason`` stays empty."""
-    found = separability.on_some_rows(data, lambda few: _try_evaluation(model, few))
+    with attributes.left_as_they_were(model):
+        found = separability.on_some_rows(data, lambda few: _try_evaluation(model, few))
     return found or Verdict()
 
 
@@ -262,7 +264,7 @@ def _runs(
         step = slicing.traced_for(step, data)
     runs = []
     for _ in range(count):
-        with keeping.left_as_it_was(variables):
+        with keeping.left_as_it_was(variables, model):
             gradients, logs, means = step(data)
             runs.append(
                 _Run(
@@ -273,12 +275,6 @@ def _runs(
                 )
             )
     return runs
-
-
-def _plain_state(model: Any) -> dict[str, Any]:
-    """The numbers and texts among the model's attributes."""
-    kinds = (bool, int, float, str)
-    return {name: v for name, v in vars(model).items() if isinstance(v, kinds)}
 
 
 def _judge(

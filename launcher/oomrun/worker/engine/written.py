@@ -109,7 +109,11 @@ def _name(graph: Any, handle: Any) -> str:
 
 
 def _is_seed(graph: Any, handle: Any) -> bool:
-    """Whether it is the state of Keras's seeds for all that has none of its own."""
+    """Whether it is the state of a seed generator of Keras's.
+
+    A checkpoint has them all: a model's among its variables, the others apart, see
+    ``randomness.py`` and ``seeds.py``.
+    """
     return "seed_generator_state" in _name(graph, handle)
 
 
