@@ -35,7 +35,8 @@ class GradientSum:
     ) -> None:
         self._example = list(example)
         self._weights = list(weights)
-        self._samples = samples
+        # Not known before the step is run, as the number of samples may be.
+        self._at_run_time = micro_batch_size
         cut = rows.Rows(samples, micro_batch_size)
         self._rows = [rows.of(gradient, cut) for gradient in self._example]
 
@@ -57,7 +58,7 @@ class GradientSum:
         Of a constant it makes two tensors before the first step, one of which stays,
         and dies of SIGSEGV where there is no room for them (measured).
         """
-        return tf.fill(shape, tf.cast(tf.minimum(self._samples, 0), dtype))
+        return tf.fill(shape, tf.cast(tf.minimum(self._at_run_time, 0), dtype))
 
     def add(
         self, state: Sequence[Any], index: tf.Tensor, gradients: Sequence[Any]
